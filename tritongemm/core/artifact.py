@@ -29,6 +29,31 @@ class CompileJob:
 
 
 @dataclass(frozen=True)
+class LoopFacts:
+    """What the assembly of a kernel's main loop has: its innermost loop with the most matrix instructions."""
+
+    instructions: int  # of one iteration
+    matrix: int  # matrix instructions among them
+    loads: int  # loads from memory among them
+    narrow: int  # loads of less than four bytes a thread
+    spilled: int | None  # bytes of spilled registers that a thread stores and loads; None where the text does not say
+    drains: int  # waits after which no load is under way
+    ahead: float | None  # least iterations between a load and the wait for it; None where no wait counts loads
+
+    def describe(self) -> str:
+        """Return the facts in a few words, what is as it should be left out."""
+        loads = f"{self.narrow} of {self.loads} loads of less than 4 bytes" if self.narrow else f"{self.loads} loads"
+        each = f"{self.instructions / self.matrix:.1f} instructions a matrix instruction" if self.matrix else ""
+        parts = (
+            each or f"{self.instructions} instructions",
+            loads + ("" if self.ahead is None else f", waited for {self.ahead:.1f} iterations later"),
+            f"{self.drains} waits for all loads" if self.drains else "",
+            f"spills {self.spilled} bytes" if self.spilled else "",
+        )
+        return "; ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
 class Artifact:
     """A compiled config, or the reason there is none."""
 
@@ -44,6 +69,7 @@ class Artifact:
     seconds: float = 0.0  # compile time; 0 when it came from the cache
     status: str = "ok"  # `ok`, `compile_failed`, `out_of_resources` or `timeout`
     reason: str = ""  # why not ok
+    loop: LoopFacts | None = None  # what its main loop has, where it was measured
     # Launch data besides the symbol (parameter kinds, descriptors), JSON values only.
     launch: dict[str, Any] = field(default_factory=dict, hash=False)
     # Why it is not ok may be gone when it is compiled again, as where the compiler was killed from outside or a file
@@ -63,7 +89,8 @@ class Artifact:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Artifact:
         """Read the artifact that `to_json` wrote."""
-        return cls(**{**data, "config": Config.parse(data["config"])})
+        loop = LoopFacts(**data["loop"]) if data.get("loop") else None
+        return cls(**{**data, "config": Config.parse(data["config"]), "loop": loop})
 
 
 CODE_FILES = {"nvidia": "kernel.cubin", "amd": "kernel.hsaco"}  # by the vendor of the target

@@ -58,6 +58,7 @@ def launches(
     else:
         candidates, wanted = rank_candidates(problem, facts, which.backend, inputs), which.count or 1
     count, templates, unplanned, reasons = 0, set[str](), set[str](), list[str]()
+    spilling: Launch | HostLaunch | None = None
     for config in candidates:
         if config.template in unplanned or (count >= wanted and (not which.count or config.template in templates)):
             continue
@@ -73,10 +74,16 @@ def launches(
             reasons.append(f"{config.name} {reason}")
             pass_over(reasons[-1])
             continue
+        if which.config is None and artifact.loop is not None and artifact.loop.spilled:
+            spilling = spilling or launch
+            pass_over(f"{config.name} spills {artifact.loop.spilled} bytes of registers in its loop")
+            continue
         count += 1
         templates.add(config.template)
         yield launch
-    if not count:
+    if not count and spilling is not None:
+        yield spilling
+    elif not count:
         raise InputError(
             f"{problem.key}: no config can be built; the first: {reasons[0] if reasons else 'none is left'}"
         )

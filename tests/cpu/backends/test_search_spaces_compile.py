@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.covering import covering
-from tritongemm.backends.triton import assembly_edits, compiling
+from tritongemm.backends.triton import compiling
 from tritongemm.codegen import geometry
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
@@ -57,8 +57,7 @@ def front_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(stages: dict[str, Any]) -> None:
         stages |= dict.fromkeys(stages, stop)
 
-    monkeypatch.setattr(compiling, "_CHECKS", {"amd": change, "nvidia": change})
-    monkeypatch.setattr(assembly_edits, "add_edits", change)
+    monkeypatch.setattr(compiling, "_watch", lambda *_: change)
 
 
 def refusal(config: Config, problem: Problem, target: Target) -> str:

@@ -43,6 +43,21 @@ def test_what_no_plan_can_hold_is_passed_over(
     assert (tmp_path / plan["object"]).read_bytes().startswith(b"\x7fELF")
 
 
+def test_a_config_whose_loop_spills_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instructions of 16 rows whose operands are read by eights: at 256 x 256 they need more than 256 registers."""
+    spills, steady = (
+        Config("tile", 256, 256, 64, num_warps=8, options=(("kpack", kpack), ("matrix_instr_nonkdim", 16)))
+        for kpack in (2, 1)
+    )
+    for ranked, taken in (([spills, steady], steady), ([spills], spills)):
+        monkeypatch.setattr(selection, "rank_candidates", lambda *_, ranked=ranked: ranked)
+        (path,) = write(tmp_path, size=(256, 256, 512))
+        assert json.loads(path.read_text())["kernel"] == taken.kernel_name
+        assert "bytes of registers in its loop" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("target", LDS)
 def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path: Path, target: str) -> None:
     (path,) = write(tmp_path, "--config", SPLIT, "--bias-vector", "n", "-col_b", target=target)

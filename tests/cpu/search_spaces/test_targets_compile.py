@@ -1,20 +1,19 @@
 """Kernels for GPUs on which none has run yet: Triton compiles them to the target's own matrix instructions."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tritongemm.backends.triton import compiling
 from tritongemm.cli import tune
+from tritongemm.core.artifact import LoopFacts
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.formats import Defaults, make_problem
-from tritongemm.hip_ext.binaries import code_object
+from tritongemm.hip_ext.binaries import code_object, kernel_loops
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.cost_model.model import rank
@@ -65,24 +64,13 @@ def problem_of(target: Target, m: int, n: int, k: int, **given: Any) -> Problem:
 def test_products_are_made_by_its_instructions(
     monkeypatch: pytest.MonkeyPatch, arch: str, given: dict[str, Any], instruction: str
 ) -> None:
-    assembly: list[str] = []
-
-    def keep(stages: dict[str, Any]) -> None:
-        (name,) = {"cubin", "hsaco"} & stages.keys()
-        assemble: Callable[..., Any] = stages[name]
-
-        def kept(text: str, metadata: Any) -> Any:
-            assembly.append(text)
-            return assemble(text, metadata)
-
-        stages[name] = kept
-
-    target = load_target(arch)
-    monkeypatch.setattr(compiling, "_CHECKS", {target.vendor: keep})
+    assembly, measure, target = dict[str, LoopFacts | None](), kernel_loops.measure, load_target(arch)
+    monkeypatch.setattr(kernel_loops, "measure", lambda text: assembly.setdefault(text, measure(text)))
     side = 128 if arch == "sm103" else 32
     config = Config("tile", side, side, 128 if "scales" in given else 64, num_warps=4 if arch == "sm103" else 1)
     built, code, _ = TRITON.compile(TRITON.compile_job(config, problem_of(target, 64, 64, 256, **given), target))
-    assert (built.status, built.spills) == ("ok", 0) and re.search(instruction, assembly[0])
+    assert (built.status, built.spills) == ("ok", 0) and re.search(instruction, *assembly)
+    assert built.loop and built.loop.matrix > 0 and built.loop.loads > 0 and not built.loop.spilled
     (kernel,) = code_object.read(code)
     assert (code_object.arch(code), kernel.wave_size) == (arch, 32)
 

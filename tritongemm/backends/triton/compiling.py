@@ -12,12 +12,12 @@ import triton.language as tl
 from tritongemm.backends.triton import assembly_edits
 from tritongemm.backends.triton.front_end import quick_front_end
 from tritongemm.codegen import modules, template_facts
-from tritongemm.core.artifact import CODE_FILES, Artifact, CompileJob
+from tritongemm.core.artifact import CODE_FILES, Artifact, CompileJob, LoopFacts
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.target import Target
 from tritongemm.core.trial import OUR_FAULT
-from tritongemm.hip_ext.binaries import code_object, lost_waits
+from tritongemm.hip_ext.binaries import code_object, kernel_loops, lost_waits
 from tritongemm.system import settings
 from tritongemm.system.temporary_folder import TemporaryFolder
 
@@ -118,20 +118,25 @@ class LostWaitError(UnavailableError):
     """A binary can't be trusted, as the compiler has left out a wait."""
 
 
-def _check_waits(stages: dict[str, Any]) -> None:
-    """Make Triton's stages refuse assembly that lacks a wait."""
-    assemble = stages["hsaco"]
+def _watch(vendor: str, edited: bool, seen: list[LoopFacts | None]) -> StageChange:
+    """Make Triton's stages edit assembly, refuse it where it lacks a wait, and note what its main loop has."""
+    last = CODE_FILES[vendor].rpartition(".")[2]
 
-    def assemble_checked(assembly: str, metadata: Any) -> bytes:
-        if lost_waits.loses_a_wait(assembly):
-            raise LostWaitError("LDS stores may not have landed at a barrier: the compiler lost a wait")
-        code: bytes = assemble(assembly, metadata)
-        return code
+    def change(stages: dict[str, Any]) -> None:
+        if edited:
+            assembly_edits.add_edits(stages)
+        assemble = stages[last]
 
-    stages["hsaco"] = assemble_checked
+        def assemble_watched(assembly: str, metadata: Any) -> bytes:
+            if vendor == "amd" and lost_waits.loses_a_wait(assembly):
+                raise LostWaitError("LDS stores may not have landed at a barrier: the compiler lost a wait")
+            seen.append(kernel_loops.measure(assembly))
+            code: bytes = assemble(assembly, metadata)
+            return code
 
+        stages[last] = assemble_watched
 
-_CHECKS: dict[str, StageChange] = {"amd": _check_waits}  # of assembly, by the vendor
+    return change
 
 
 def _call_triton(source: Any, target: Any, options: dict[str, Any], change: StageChange | None = None) -> Any:
@@ -199,21 +204,23 @@ def _compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
     target = GPUTarget(*GPU_TARGETS[vendor](wanted["arch"]), wanted["wave"])
     make_source = _gluon_source if getattr(kernel, "is_gluon", bool)() else ASTSource
 
-    def compile_kernel(constants: dict[str, Any], change: StageChange | None) -> Any:
+    loops: list[LoopFacts | None] = []
+
+    def compile_kernel(constants: dict[str, Any], edited: bool) -> Any:
         source = make_source(kernel, types, constants, attributes)
-        return _call_triton(source, target, wanted["options"] | OPTIONS, change)
+        return _call_triton(source, target, wanted["options"] | OPTIONS, _watch(vendor, edited, loops))
 
     edited = bool(constants.get(assembly_edits.CONSTANT))
     try:
-        compiled = compile_kernel(constants, assembly_edits.add_edits if edited else _CHECKS.get(vendor))
+        compiled = compile_kernel(constants, edited)
     except assembly_edits.UnknownAssemblyError:
         edited = False
-        compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0}, _CHECKS.get(vendor))
+        compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0}, edited)
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
     # Programs of a cluster write to each other only by edited instructions; without edits each is launched alone.
     cluster = template_facts.programs_of_cluster(job.config) if edited else 1
-    built = _artifact(job, compiled.metadata, code, edited, cluster)
+    built = replace(_artifact(job, compiled.metadata, code, edited, cluster), loop=loops[-1])
     return (built, code, file) if built.status == "ok" else (built, b"", "")
 
 

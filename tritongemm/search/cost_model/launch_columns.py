@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 
 from tritongemm.codegen.config_memo import ConfigMemo
-from tritongemm.core.artifact import Artifact
+from tritongemm.core.artifact import Artifact, LoopFacts
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.plugins.contracts.searching import Floats
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.correction import Demand
-from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, spilled_bytes
+from tritongemm.search.cost_model.tile_cost import CU_BYTES_PER_CLOCK, IterationCost, machine_loop, spilled_bytes
 from tritongemm.search.cost_model.waves import PARTIAL_BYTES, Wave, combine_seconds, persistent_waves, tile_waves
+
+# With two buffers, loads straight to LDS are issued behind a barrier and reads of the block that has arrived. By then
+# this share of an iteration has passed (a sixth to a third of its instructions, gfx950).
+LATE_OF_TWO_STAGES = 0.3
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,10 @@ class ProgramColumns:
         iteration: one K iteration of a program.
         spilled: bytes of scratch that a thread writes and reads each iteration.
         hidden: number of memory latencies that pass while the last kernel still ends.
-        late: 1 where an iteration asks for its next block of B after its matrix instructions, else 0.
+        ahead: iterations from a load to the wait for it.
+        late: share of an iteration's arithmetic that is done before the loads that it waits for are issued.
+        clocks: in which a warp can issue the instructions of an iteration at best; 0 where they are not known.
+        turns: 1 where warps of a SIMD take turns with memory and matrix instructions, else 0.
         refilled: 1 where programs are small, and of many one begins as soon as another ends; else 0.
         polled: 1 where partial sums show that they have arrived, else 0.
     """
@@ -49,7 +56,10 @@ class ProgramColumns:
     iteration: IterationCost[Floats]
     spilled: Floats
     hidden: Floats
+    ahead: Floats
     late: Floats
+    clocks: Floats
+    turns: Floats
     refilled: Floats
     polled: Floats
 
@@ -72,7 +82,10 @@ class ProgramColumns:
             IterationCost(*_columns(memo.map(lambda c: IterationCost.estimate(c, problem, target)))),
             column(lambda c, b, w: spilled_bytes(c, problem, target, b, w), built, wanted),
             column(lambda c: _hidden(c, problem, target)),
-            column(lambda c: _late(c, problem, target)),
+            column(lambda c, b: _ahead(c, b, problem, target), built),
+            column(lambda c, b: _late(c, b, problem, target), built),
+            column(lambda c, b: _clocks(b, target), built),
+            column(lambda c: occupancy.takes_turns(c, problem, target)),
             column(occupancy.without_matrix_units),
             column(lambda c: c.option("poll")),
         )
@@ -170,14 +183,37 @@ def _hidden(config: Config, problem: Problem, target: Target) -> int:
     return min(1, config.option("ahead")) + config.option("early")
 
 
-def _late(config: Config, problem: Problem, target: Target) -> bool:
-    """Return whether an iteration requests its next block of B after its matrix instructions.
+def _measured(built: Artifact | None) -> LoopFacts | None:
+    """Return the facts of a loop of matrix instructions whose waits count loads, where it was read."""
+    loop = machine_loop(built)
+    return loop if loop is not None and loop.matrix and loop.ahead is not None else None
 
-    So Triton 3.9 orders the loop where loads pass through registers and scales change along K (seen on gfx942); without
-    such scales all loads come first.
+
+def _clocks(built: Artifact | None, target: Target) -> float:
+    """Return the clocks in which a warp issues an iteration's instructions; a SIMD takes 64 threads in four."""
+    loop = _measured(built)
+    return loop.instructions * (4 if target.wave_size == 64 else 1) if loop else 0
+
+
+def _ahead(config: Config, built: Artifact | None, problem: Problem, target: Target) -> float:
+    """Return the iterations from a load to the wait for it, at least 1: what is less is `_late`."""
+    loop = _measured(built)
+    ahead = loop.ahead if loop and loop.ahead is not None else occupancy.pipeline_stages(config, problem, target) - 1
+    return max(1, ahead)
+
+
+def _late(config: Config, built: Artifact | None, problem: Problem, target: Target) -> float:
+    """Return the share of an iteration that passes between the wait for one block and the loads of the next.
+
+    Before it is compiled: all of it where Triton 3.9 loads the next block of B after the matrix instructions, as it
+    does if loads pass through registers and scales change along K (seen on gfx942).
     """
+    if loop := _measured(built):
+        return max(0.0, 1 - (loop.ahead or 0))
+    if target.has("direct_to_lds") and config.num_stages == 2 and not occupancy.without_matrix_units(config):
+        return LATE_OF_TWO_STAGES
     scaled = problem.scale_depth > 0 and not problem.microscaled and target.has("register_staging")
-    return scaled and config.is_generated and not occupancy.without_matrix_units(config)
+    return float(scaled and config.is_generated and not occupancy.without_matrix_units(config))
 
 
 def _columns(rows: Sequence[object]) -> Iterator[Floats]:

@@ -146,7 +146,8 @@ def _times(launches: LaunchColumns, problem: Problem, target: Target, warm: bool
             "l2": resident * np.maximum(iteration.issue, np.maximum(iteration.traffic / rate, drawn)),
             "llc": llc * llc_felt,
             "hbm": hbm * hbm_felt,
-            "latency": (latency + iteration.traffic / rate) / np.maximum(1, programs.stages - 1) + SYNC_CLOCKS / clock,
+            "latency": (latency + iteration.traffic / rate) / programs.ahead
+            + np.where(programs.turns, 0, SYNC_CLOCKS) / clock,
             "scratch": resident * scratch,
         }
         own = np.maximum(1.0, warps / SIMDS) * iteration.matrix + iteration.lds
@@ -154,8 +155,9 @@ def _times(launches: LaunchColumns, problem: Problem, target: Target, warm: bool
         warps_a_simd = resident * warps / SIMDS
         traffic = np.maximum(np.maximum(step["l2"], step["llc"]), step["hbm"])
         load = _overlap(QUEUE_OVERLAP, traffic, step["latency"])
-        turns = np.minimum(MOST_OVERLAP, LEAST_OVERLAP + WARP_OVERLAP * warps_a_simd)
-        compute = _overlap(turns, step["matrix"], step["lds"])
+        power = np.minimum(MOST_OVERLAP, LEAST_OVERLAP + WARP_OVERLAP * warps_a_simd)
+        compute = _overlap(np.where(programs.turns, MOST_OVERLAP, power), step["matrix"], step["lds"])
+        compute = np.maximum(compute, programs.clocks / clock)
         step_seconds = _overlap(PIPELINE_OVERLAP, load, compute) + step["scratch"]
         # Nothing is computed while the first tile is loaded, nothing is loaded while the last one is computed.
         ends = latency + traffic + np.maximum(step["matrix"], step["lds"]) + step["scratch"]

@@ -29,6 +29,8 @@ BOOKKEEPING_REGISTERS = 24
 SIMDS = 4
 # bytes that a thread loads at most at once
 LOAD_BYTES = 16
+# bytes along K of a row that a warp reads at most before each of its turns with the matrix units
+TURN_BYTES = 64
 # Most registers of a thread for the sum of a block of K: a warp group whose rows need more multiplies them in halves.
 MOST_BLOCK_SUM = 64
 # iterations whose operands the compiler loads together if an iteration needs one load (seen on sm90)
@@ -63,6 +65,26 @@ def async_matrix(config: Config, target: Target) -> bool:
     """Say whether matrix instructions read LDS themselves: a warp group of 4 with 64 rows, or tensor memory."""
     grouped = matrix_sides(config)[0] >= 64 and config.num_warps % 4 == 0 and config.option("slices", 1) == 1
     return target.has("tensor_memory") or (grouped and target.has("wgmma"))
+
+
+def takes_turns(config: Config, problem: Problem, target: Target) -> bool:
+    """Say whether Triton makes two warps of a SIMD take turns, one with memory and one with matrix instructions.
+
+    Its conditions are those of its schedules for gfx942 and, with loads straight to LDS, for gfx950 (Triton 3.9).
+    """
+    if not target.has("ping_pong") or without_matrix_units(config) or not config.is_generated:
+        return False
+    (m, n), width = matrix_sides(config), problem.a.type.width
+    if problem.a.dtype != problem.b.dtype or problem.scale_depth:
+        return problem.microscaled and m == n == 256 and (config.num_warps, config.num_stages) == (8, 2)
+    if not target.has("register_staging"):
+        return config.num_warps == 8 and config.num_stages > 2 and min(m, n) > 64 and width in (1, 2)
+    size = m * n * config.block_k * width / 2**20  # 2: 128 x 128 x 64 numbers of 16 bits
+    if config.num_stages != 2 or config.num_warps == 4:
+        return config.num_stages == 2 and size <= 2
+    # These would spill: instructions of 16 rows whose operands are read as eight numbers.
+    spills = config.option("matrix_instr_nonkdim") == 16 and 8 // width * config.option("kpack") == 8
+    return config.num_warps == 8 and (size == 4 or (size >= 8 and not spills))
 
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
@@ -179,13 +201,33 @@ def operand_registers(config: Config, problem: Problem, target: Target) -> int:
         return ceil(block / (4 * config.num_warps * target.wave_size))
     split = split_among_warps(config, target)
     rows = split.rows * split.shape[0] * problem.a.type.width + split.columns * split.shape[1] * problem.b.type.width
-    return ceil(rows * min(config.block_k, 64) / (4 * target.wave_size))
+    # What is read of a block at a time: all of it on CDNA, or a slice where warps take turns with large tiles.
+    depth = config.block_k if target.has("matrix_instr_nonkdim") else min(config.block_k, 64)
+    if takes_turns(config, problem, target) and config.num_warps == 8 and target.has("register_staging"):
+        depth = min(depth, ceil(TURN_BYTES / problem.a.type.width))
+    return ceil(rows * depth / (4 * target.wave_size))
+
+
+def factor_registers(config: Config, problem: Problem, target: Target) -> int:
+    """Return the 32-bit registers of a thread for factors that matrix instructions of CDNA apply.
+
+    Factors in rows are read one by one; of shuffled ones a word has what an instruction reads.
+    """
+    scaling = problem.a.scaling
+    if scaling is None or not (
+        problem.microscaled and target.has("scaled_matrix") and target.has("matrix_instr_nonkdim")
+    ):
+        return 0
+    split = split_among_warps(config, target)
+    rows = split.rows * split.shape[0] + split.columns * split.shape[1]
+    held = 1 if scaling.layout == "rows" else 4
+    return ceil(rows * config.block_k / (scaling.depth * target.wave_size * held))
 
 
 def wanted_registers(config: Config, problem: Problem, target: Target) -> int:
     """Return the 32-bit registers a thread needs, before the compiler is held to `register_limit`."""
     held = accumulator_registers(config, target) + staging_registers(config, problem, target)
-    held += block_sum_registers(config, problem, target)
+    held += block_sum_registers(config, problem, target) + factor_registers(config, problem, target)
     return BOOKKEEPING_REGISTERS + held + operand_registers(config, problem, target)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tritongemm.codegen.template_facts import search_facts
-from tritongemm.core.artifact import Artifact
+from tritongemm.core.artifact import Artifact, LoopFacts
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -163,12 +163,20 @@ def _request(row: int, target: Target) -> int:
     return target.request_bytes * (1 if row == LINE_BYTES else 2)
 
 
+def machine_loop(built: Artifact | None) -> LoopFacts | None:
+    """Return what a compiled config's main loop has, where that was read from the instructions that run."""
+    return built.loop if built is not None and built.loop is not None and built.loop.spilled is not None else None
+
+
 def spilled_bytes(config: Config, problem: Problem, target: Target, built: Artifact | None, wanted: int) -> int:
     """Return the bytes of scratch that a thread writes and reads each K iteration if it needs `wanted` registers."""
     if built is not None and built.status == "ok":
+        if (loop := machine_loop(built)) is not None:
+            return (loop.spilled or 0) // 2
         # Registers that the loop does not touch are spilled first, and that is free.
         return max(0, built.spills - 4 * occupancy.BOOKKEEPING_REGISTERS)
-    return 4 * _excess_registers(config, problem, target, wanted - occupancy.BOOKKEEPING_REGISTERS)
+    unused = 0 if target.has("matrix_instr_nonkdim") else occupancy.BOOKKEEPING_REGISTERS  # in the loop
+    return 4 * _excess_registers(config, problem, target, wanted - unused)
 
 
 def _excess_registers(config: Config, problem: Problem, target: Target, need: int) -> int:

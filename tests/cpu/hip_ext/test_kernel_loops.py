@@ -6,6 +6,7 @@ import pytest
 
 from tritongemm.core.artifact import Artifact, LoopFacts
 from tritongemm.core.config import Config
+from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.hip_ext.binaries.kernel_loops import measure
 from tritongemm.plugins import registry
@@ -94,9 +95,13 @@ def test_every_kind_of_target_is_measured(arch: str, config: Config, counted: bo
     assert Artifact.from_json(built.to_json()) == built
 
 
+def problem_of(dtype: str, m: int, n: int, **given: Any) -> Problem:
+    types = {"dtype_a": dtype, "dtype_b": dtype, "dtype_c": "bf16"}
+    return make_problem(Defaults(), m, n, 4096, {**types, "row_major_b": False, **given})
+
+
 def compiled(arch: str, config: Config, dtype: str, m: int, n: int, **given: Any) -> Artifact:
-    target = load_target(arch)
-    problem = make_problem(Defaults(dtype, dtype, "bf16", row_major_b=False, **given), m, n, 4096)
+    target, problem = load_target(arch), problem_of(dtype, m, n, **given)
     built, _, _ = TRITON.compile(TRITON.compile_job(config, problem, target))
     assert built.status == "ok", built.reason
     return built
@@ -118,10 +123,7 @@ def test_factors_are_loaded_in_words_ahead_of_their_sums() -> None:
 
 def test_a_loop_that_spills_is_predicted_by_what_it_spills() -> None:
     """256 x 256 x 64 numbers for gfx942, in four warps or in eight whose operands are read by eights."""
-    target, problem = (
-        load_target("gfx942"),
-        make_problem(Defaults("bf16", "bf16", "bf16", row_major_b=False), 4096, 4096, 4096),
-    )
+    target, problem = load_target("gfx942"), problem_of("bf16", 4096, 4096)
     config = Config("tile", 256, 256, 64, num_warps=8, options=(("kpack", 2), ("matrix_instr_nonkdim", 16)))
     built = compiled("gfx942", config, "bf16", 4096, 4096)
     assert built.loop and built.loop.spilled

@@ -26,7 +26,7 @@ _WIDE, _NARROW = 16, 4  # bytes
 _ROUNDS = 8  # iterations after which waits find the same loads under way as in the next ones
 
 
-class _Step(NamedTuple):
+class _Instruction(NamedTuple):
     op: str
     of: str
     skipped: bool  # whether it has a predicate, so that it may do nothing
@@ -34,8 +34,8 @@ class _Step(NamedTuple):
 
 def measure(assembly: str) -> LoopFacts | None:
     """Return what the main loop of a kernel has; None where no loop multiplies or loads."""
-    steps, places = _read(assembly)
-    bodies = [[steps[i] for i in sorted(body)] for body in _innermost(steps, places)]
+    code, places = _read(assembly)
+    bodies = [[code[i] for i in sorted(body)] for body in _innermost(code, places)]
     best = max(bodies, key=lambda body: (_count(_MATRIX, body), _count(_LOADS, body)), default=None)
     if best is None:
         return None
@@ -51,33 +51,33 @@ def measure(assembly: str) -> LoopFacts | None:
     )
 
 
-def _read(assembly: str) -> tuple[list[_Step], dict[str, list[int]]]:
+def _read(assembly: str) -> tuple[list[_Instruction], dict[str, list[int]]]:
     """Return the instructions, and which ones follow each label: PTX has some again in other braces."""
-    steps: list[_Step] = []
+    code: list[_Instruction] = []
     places: dict[str, list[int]] = {}
     for label, predicate, op, of in _LINE.findall(assembly):
         if label:
-            places.setdefault(label, []).append(len(steps))
+            places.setdefault(label, []).append(len(code))
         else:
-            steps.append(_Step(op, of.strip(), bool(predicate)))
-    return steps, places
+            code.append(_Instruction(op, of.strip(), bool(predicate)))
+    return code, places
 
 
-def _innermost(steps: Sequence[_Step], places: dict[str, list[int]]) -> list[set[int]]:
+def _innermost(code: Sequence[_Instruction], places: dict[str, list[int]]) -> list[set[int]]:
     """Return the places of each loop that multiplies or loads and contains no other such loop.
 
     A jump backwards closes a loop if it can be reached again from where it leads to, by instructions in between.
     """
-    before: list[list[int]] = [[] for _ in steps]
+    before: list[list[int]] = [[] for _ in code]
     backward = list[tuple[int, int]]()
-    for i, step in enumerate(steps):
+    for i, step in enumerate(code):
         target = _TARGET.search(step.of) if _JUMPS.match(step.op) else None
         named = places.get(target[0], []) if target else []
-        to = max((place for place in named if place <= i), default=min(named, default=len(steps)))
-        if to < len(steps):
+        to = max((place for place in named if place <= i), default=min(named, default=len(code)))
+        if to < len(code):
             before[to].append(i)
             backward += [(to, i)] if to <= i else []
-        if i + 1 < len(steps) and (step.skipped or not _ENDS.match(step.op)):
+        if i + 1 < len(code) and (step.skipped or not _ENDS.match(step.op)):
             before[i + 1].append(i)
     loops: dict[int, set[int]] = {}
     for head, last in backward:
@@ -89,11 +89,11 @@ def _innermost(steps: Sequence[_Step], places: dict[str, list[int]]) -> list[set
                 paths += before[at]
         if head in body:
             loops.setdefault(head, set()).update(body)
-    works = [b for b in loops.values() if any(_MATRIX.match(steps[i].op) or _LOADS.match(steps[i].op) for i in b)]
+    works = [b for b in loops.values() if any(_MATRIX.match(code[i].op) or _LOADS.match(code[i].op) for i in b)]
     return [b for b in works if not any(other < b for other in works)]
 
 
-def _follow(body: Sequence[_Step]) -> tuple[int, float | None]:
+def _follow(body: Sequence[_Instruction]) -> tuple[int, float | None]:
     """Return an iteration's waits that leave no load under way, and the least iterations from a load to its wait.
 
     Loads arrive in the order in which they were issued: a wait that leaves n under way waits for all but the last n.
@@ -118,11 +118,11 @@ def _follow(body: Sequence[_Step]) -> tuple[int, float | None]:
     return drains, round(ahead, 2) if ahead < float("inf") else None
 
 
-def _count(what: re.Pattern[str], body: Sequence[_Step]) -> int:
+def _count(what: re.Pattern[str], body: Sequence[_Instruction]) -> int:
     return sum(1 for step in body if what.match(step.op))
 
 
-def _bytes(step: _Step) -> int:
+def _bytes(step: _Instruction) -> int:
     """Return the bytes that a load, or an access to scratch, moves for a thread."""
     if step.op.startswith(("cp.async", "tensor_load")):
         return _WIDE  # or their last bytes, where a row ends

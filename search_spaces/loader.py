@@ -36,9 +36,7 @@ def _file_names() -> list[str]:
 def space_file(name: str) -> dict[str, Any]:
     """Return the contents of search_spaces/<name>.yaml merged over what it inherits.
 
-    Raises:
-        TargetError: no such file.
-        InputError: it is not YAML, or not a map with the sections target and templates.
+    No such file raises a TargetError; one that is no map with the sections target and templates an InputError.
     """
     if name not in _file_names():
         raise _unknown(name)

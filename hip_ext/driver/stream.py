@@ -90,9 +90,7 @@ _ACTIVE = 1
 def capture_id(api: Api, stream: int) -> int:
     """Return the number of the capture that `stream` is part of, never used twice in a process; 0 if it is in none.
 
-    Raises:
-        DriverError: the capture is broken.
-        UnavailableError: the driver is too old to report it.
+    A broken capture raises a DriverError, a driver that is too old to report it an UnavailableError.
     """
     name = _CAPTURE_INFO[api.vendor]
     try:

@@ -88,9 +88,7 @@ class RocprofilerTrace(trace.KernelTrace):
 def configure() -> RocprofilerTracer:
     """Register with the SDK; call it after the imports and before the first use of the GPU.
 
-    Raises:
-        ConfigurationLockedError: too late, or another profiler is attached.
-        UnavailableError: no HIP, no SDK, one of an unknown version, or one that refuses.
+    A ConfigurationLockedError says that it is too late; an UnavailableError that there is no SDK of a known version.
     """
     symbols.bind("amd")  # without libhsa in the process the SDK aborts it; binding loads it and calls nothing
     if libraries.mapped("libhsa-runtime64.so") is None:

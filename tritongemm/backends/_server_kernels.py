@@ -153,10 +153,7 @@ class ServerBackend(LibraryBackend, abstract=True):
     def operation(self, problem: Problem, operands: Operands, config: Config | None = None) -> Call | None:
         """Return a call that computes C, whose kernel is compiled; None if Triton can't compile or launch it.
 
-        Without a config it is what the server runs today.
-
-        Raises:
-            UnavailableError: the package does not load, or has another interface than expected.
+        Without a config it is what the server runs today. A package of another interface raises an UnavailableError.
         """
         if config is None:
             config = self._today(problem, find_machine(None).target)[0]
@@ -194,11 +191,7 @@ def load(path: str) -> ModuleType:
 
 
 def find(path: str, name: str) -> Any:
-    """Return a function or kernel of a server's module.
-
-    Raises:
-        UnavailableError: the module does not load, or does not have it.
-    """
+    """Return a function or kernel of a server's module; an UnavailableError where this version has it not."""
     found = vars(load(path)).get(name)
     if found is None:
         raise UnavailableError(f"{path} of this version has no {name}")
@@ -206,11 +199,7 @@ def find(path: str, name: str) -> Any:
 
 
 def bound(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
-    """Return those of the given arguments that a function takes.
-
-    Raises:
-        UnavailableError: it requires another one, so its interface is not the expected one.
-    """
+    """Return those of the arguments that a function takes; an UnavailableError where it requires another one."""
     parameters = inspect.signature(function).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.name not in given]
     if needed:

@@ -157,12 +157,7 @@ class BuildPool:
                 self._idle.append(child)
 
     def build(self, job: CompileJob) -> Artifact:
-        """Return one job's artifact, from the cache or compiled in a child; every failure is a value.
-
-        Raises:
-            OutputError: the cache can't be written, and must be.
-            UnavailableError: no process can be started.
-        """
+        """Return one job's artifact, from the cache or compiled in a child; a failure of the job is a value."""
         cached = self.cache.get(job.digest)
         if cached is not None:
             return replace(cached, config=job.config, seconds=0.0)

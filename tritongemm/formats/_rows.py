@@ -57,11 +57,7 @@ def results_format() -> ResultsFormat:
 
 
 def format_of(path: Path, text: str) -> Format:
-    """Return the format that a file is in.
-
-    Raises:
-        InputError: no format claims it; says what is wrong if one seems meant, else lists those there are.
-    """
+    """Return the format that a file is in; an InputError says what is wrong with it, or which formats there are."""
     for format_ in registry.every(Format):
         if format_.recognises(path, text):
             return format_
@@ -102,11 +98,7 @@ def read_exactly(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the contents of a file that should hold rows, or of a pipe.
-
-    Raises:
-        InputError: missing, unreadable, no file, too large, not text, or empty.
-    """
+    """Return the contents of a file that should hold rows, or of a pipe; an InputError where it has no text."""
     text = plain_text(reading.decode(path))
     if not text.strip():
         raise InputError(f"{path} is empty; write one line a size, such as {EXAMPLE}")

@@ -109,9 +109,7 @@ def check_place(path: Path, is_kind: Callable[[bytes], bool], what: str, advice:
 def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
     """Replace a file's text at once and wait until the disk has it; the file's mode is kept.
 
-    Raises:
-        OutputError: the file can't be written, e.g. because the disk is full or it is a link or read-only; what was
-            there before still is.
+    If that fails, which raises an OutputError, what was there before still is.
     """
     new = _unfinished(path)
     try:

@@ -75,11 +75,7 @@ class RemoteHost:
         return HostLost(f"host {self.name} was lost: {_first_line(error)}")
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
-        """Return the answers to one request, as they come; arguments and exceptions are those of `WorkerProcess.ask`.
-
-        Raises:
-            HostLost: the actor or its host is gone.
-        """
+        """Return the answers to a request as `WorkerProcess.ask`; a HostLost where the actor or its host is gone."""
         with _Translated(self):
             answers = self._actor.ask.options(num_returns="streaming").remote(request, timeout)
             for reference in answers:

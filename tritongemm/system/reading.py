@@ -44,9 +44,7 @@ def keys_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """Return the contents of a file or a pipe, such as ``<(command)`` or ``/dev/stdin``.
 
-    Raises:
-        InputError: there is no such file, it can't be read or is a folder or a device, it has more than `MOST_BYTES`,
-            or nothing comes out of the pipe.
+    What can't be read, has more than `MOST_BYTES`, or is a silent pipe raises an InputError.
     """
     with _named_faults(path):
         status = os.stat(path)

@@ -78,14 +78,10 @@ class TuningRun:
         self._warm_start = WarmStart((), store)
 
     def tune(self, problems: Sequence[Problem], share: float = 1.0) -> dict[Problem, str]:
-        """Tune the problems that have no record yet; records go to the store as they are made.
+        """Tune the problems that have no record yet, and return those that failed, with the reason.
 
-        Args:
-            problems: the sizes.
-            share: the part of the run's seconds that the search may take; tables over M have the rest.
-
-        Returns:
-            The problems that failed, with the reason.
+        Records go to the store as they are made. The search may take a `share` of the run's seconds; tables have the
+        rest.
         """
         self._deadline = time.monotonic() + (self.options.seconds * share or inf)
         ordered = longest_first(problems, self._target)

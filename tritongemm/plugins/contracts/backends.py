@@ -214,11 +214,7 @@ class SearchedBackend(KernelBackend, abstract=True):
         raise InputError(f"{self.name} compiles products alone")
 
     def helper_launch(self, artifact: Artifact, helper: HelperKernel, arguments: HelperArguments) -> Launch:
-        """Return the launch of a compiled helper kernel.
-
-        Raises:
-            InputError: it can't be launched with these arguments.
-        """
+        """Return the launch of a compiled helper kernel; an InputError if these arguments do not suit it."""
         raise InputError(f"{self.name} launches products alone")
 
 

@@ -30,11 +30,7 @@ class Family(Plugin, abstract=True):
 
     @final
     def problem(self, plain: Problem, scales: str = "") -> Problem:
-        """Make a product one of this family, whose operands have the scale factors that a name of `scalings` says.
-
-        Raises:
-            InputError: the family has no such granularity of scales with these types.
-        """
+        """Make a product one of this family, with scale factors of a name of `scalings`, or raise an InputError."""
         pair = choose_pair(scales, self.scalings(plain.a.dtype, plain.b.dtype))
         return replace(plain.scaled(pair), family=self.name)
 

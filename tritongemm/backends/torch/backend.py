@@ -28,6 +28,7 @@ CHOICE = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
 FAST = replace(CHOICE, options=(("fast", 1),))
 _NAMED = NamedKernel("torch", "native")  # as AITER's files have it
 _DENSE = ("bf16", "fp16", "fp32")
+_MOST_SIZES = 100_000  # of which a process compiles the second step
 
 
 class TorchBackend(LibraryBackend):
@@ -139,9 +140,14 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
             factors.copy_(found)
         rows.copy_(done)
 
-    one_kernel = torch.compile(finish, options={"compile_threads": 1})
+    # For these sizes: of sizes that are arguments such a kernel took up to 3.5 times as long. As many are compiled as
+    # a run has; here, as a graph may be captured next.
+    one_kernel = torch.compile(finish, dynamic=False, options={"compile_threads": 1})
+    limits = ("recompile_limit", "cache_size_limit", "accumulated_recompile_limit", "accumulated_cache_size_limit")
+    known = {name: _MOST_SIZES for name in limits if hasattr(torch._dynamo.config, name)}
     try:
-        one_kernel(problem.epilogue, product, rows, factors)  # compiled here, as a graph may be captured next
+        with torch._dynamo.config.patch(known):
+            one_kernel(problem.epilogue, product, rows, factors)
     except RuntimeError:  # the machine has no compiler for it
         one_kernel = finish
 

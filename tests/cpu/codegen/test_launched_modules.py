@@ -23,6 +23,7 @@ TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "
 QUICK = {
     ("sm90", "int8"),  # with pointers, the copy engine and warps that have roles
     ("sm90", "grouped bf16"),
+    ("sm90", "int4 in fragments"),
     ("gfx950", "fp4"),
 }
 RUNS = [

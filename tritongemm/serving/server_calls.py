@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.problem import PLAIN
+from tritongemm.core.served_call import Resolution
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
@@ -36,7 +37,6 @@ _LOG = logging.getLogger("tritongemm")
 _ROUNDS: Final = 5  # after one that loads and compiles
 _LEAST_GAIN: Final = 1.01
 _BUSY_CYCLES: Final = 2_000_000  # about 1 ms
-_NOT_AT_THIS_M: Final = (*NOT_TUNED, "near")
 
 
 def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
@@ -116,10 +116,16 @@ def _holds(operands: MixtureOperands) -> bool:
             found = [dispatcher.ask(*product).resolution for product in MIXTURE.products(operands)]
         except InputError:  # A server's operands may be of another kind altogether.
             return False
-        known = all(one.kind not in _NOT_AT_THIS_M for one in found)
+        known = all(_has_its_m(one, operands.topk_ids.numel()) for one in found)
         if all(one.lasting for one in found):
             keep(table, key, known)
     return known
+
+
+def _has_its_m(resolution: Resolution, rows: int) -> bool:
+    """Return whether a row has the M of a call; rows of captures have another spread over experts than any one call."""
+    near, record = resolution.kind == "near", resolution.record
+    return resolution.kind not in NOT_TUNED and not (near and (record is None or record.problem.group_m != rows))
 
 
 def pays(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> bool:

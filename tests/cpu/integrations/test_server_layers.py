@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
-from tests.support.linear_layers import problem, record
+from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_kernels
 from tests.support.served_region import gpu_that_serves
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
@@ -215,7 +215,7 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
     monkeypatch.setattr(server_calls, "fused_moe", lambda *given: "tuned")
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
     kinds = iter(["exact", "near", "exact", "range"])
-    answers = SimpleNamespace(resolution=SimpleNamespace(kind="", lasting=True))
+    answers = SimpleNamespace(resolution=SimpleNamespace(kind="", lasting=True, record=None))
 
     def ask(*product: Any) -> Any:
         return SimpleNamespace(resolution=replace_kind(answers.resolution, next(kinds)))
@@ -230,6 +230,24 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
     monkeypatch.setattr(server_calls, "fused_moe", lambda *given: given[3])
     weights = server_calls.mixture_or(operands, lambda given: given.x, 2.5)
     assert torch.equal(weights, 2.5 * operands.topk_weights)
+
+
+@pytest.mark.parametrize(("tokens", "holds"), [(16, True), (15, False)])
+def test_rows_of_a_capture_hold_for_every_spread_over_experts(
+    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, tokens: int, holds: bool
+) -> None:
+    """A capture knows how rows were spread in its calls, and a call's spread is known to the GPU alone."""
+    run_on_cpu(monkeypatch)
+    groups = Groups(EXPERTS, spread="captured", counts=(20, 8, 4, 0))
+    of = [Problem(32, n, k, *matrices("bf16", layout="TN"), groups=groups) for n, k in ((256, 128), (128, 128))]
+    unloaded.load([record(one) for one in of])
+    kernels = stand_in_kernels(unloaded._records, dict.fromkeys(of, StandInKernel()))
+    unloaded._devices[-1] = unloaded._devices[0] = kernels
+    given = mixture(tokens)
+    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
+    operands = MixtureOperands(*(given[name] for name in names))
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    assert server_calls._holds(operands) == holds
 
 
 def test_the_server_computes_what_it_computes_faster(

@@ -155,7 +155,7 @@ def list_needs(template: str) -> tuple[Need, ...]:
     """
     return (
         distant_rows,
-        _complete_runs,
+        complete_runs,
         _complete_pieces,
         _complete_scales,
         *(_expression_need(words, holds) for words, holds in kernel_template(template).needs.items()),
@@ -210,7 +210,7 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
     return None
 
 
-def _complete_runs(config: Config, problem: Problem, compute_units: int) -> str | None:
+def complete_runs(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Require that each part of a tile has as many columns of gate as of up, and stores complete runs."""
     # Before a config is read: pruning asks once for all that agree in what is.
     if problem.fold == 1 and not problem.in_blocks:

@@ -12,7 +12,9 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, LibraryBackend
+from tritongemm.plugins.contracts import Family, KernelBackend, LibraryBackend
+from tritongemm.search.pruning.prune import prune
+from tritongemm.search.space import space
 
 POINTERS = [
     Config("tile", 16, 32, 16, 2, 2),
@@ -87,3 +89,11 @@ def test_the_baseline_is_a_product_and_a_kernel(monkeypatch: pytest.MonkeyPatch,
     call = torchs.operation(problem, operands)
     assert call is not None and call() is c
     assert not verify.library_fault(problem, verify.compare(problem, family, c, family.reference(problem, operands)))
+
+
+@pytest.mark.parametrize(("m", "epilogue"), [(1, "silu_mul"), (512, "silu_mul_block")])
+def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str) -> None:
+    of_c, triton = "fp8e4m3fn" if "block" in epilogue else "bf16", registry.get(KernelBackend, "triton")
+    problem = Problem(m, 3072, 1024, *matrices("bf16", c=of_c, layout="TN"), epilogue=epilogue)
+    kept = prune(space(problem, SM90), problem, SM90).kept
+    assert kept and all(triton.check(config, problem, SM90) for config in kept[::7])

@@ -47,6 +47,7 @@ RULES = (
     Rule("fits_k", tiles.fits_k),
     Rule("dot_k", tiles.dot_k, "matrix"),
     Rule("scale_depth", tiles.scale_depth),
+    Rule("runs", tiles.runs),
     Rule("pieces", tiles.pieces),
     Rule("batch", tiles.batch),
     Rule("offsets", tiles.offsets),

@@ -1,6 +1,6 @@
 """Rules about the tile: how it covers C and K, and what its matrix instructions want of it."""
 
-from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, batch_fault, distant_rows, split_piece
+from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, batch_fault, complete_runs, distant_rows, split_piece
 from tritongemm.codegen.template_facts import kernel_template
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
@@ -58,6 +58,11 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
         return f"BK {block} splits the {depth} elements along K of a scale" if split else None
     wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
     return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None
+
+
+def runs(config: Config, problem: Problem, target: Target) -> str | None:
+    """A tile has as many columns of gate as of up, and complete blocks of a quantised C."""
+    return complete_runs(config, problem, target.compute_units) if config.is_generated else None
 
 
 def pieces(config: Config, problem: Problem, target: Target) -> str | None:

@@ -37,10 +37,11 @@ hypothesis.settings.load_profile("quick")
 
 # Files of few tests that take seconds: else they would come last, as those of many tests come first.
 LONG = ("workloads/capturing/test_processes", "backends/test_assembly_edits", "scenarios/test_warp_roles",
-        "backends/test_triton", "codegen/test_launched_modules", "tune/test_search_processes", "scenarios/test_processes",
-        "codegen/test_reduction_orders", "cli/test_tune", "scenarios/test_plugins", "build/test_pool",
-        "measure/test_invariance", "scenarios/test_screen", "scenarios/test_shuffled_b", "scenarios/test_examples",
-        "scenarios/test_epilogues", "scenarios/test_memory_bounds", "scenarios/test_planted_modules")  # fmt: skip
+        "backends/test_triton", "codegen/test_launched_modules", "tune/test_search_processes",
+        "scenarios/test_processes", "codegen/test_reduction_orders", "cli/test_tune", "scenarios/test_plugins",
+        "build/test_pool", "measure/test_invariance", "scenarios/test_screen", "scenarios/test_shuffled_b",
+        "scenarios/test_examples", "scenarios/test_epilogues", "scenarios/test_memory_bounds",
+        "scenarios/test_planted_modules")  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     which = Selection(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
     with closing(BuildPool(ArtifactCache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
         index = 0
-        for launch in launches(problem, facts, compiler, which, lambda remark: shell.report(f"passed over: {remark}")):
+        for launch in launches(problem, facts, compiler, which, shell.report):
             if isinstance(launch, HostLaunch):
                 shutil.copyfile(launch.path, folder / f"plan_{index}{Path(launch.path).suffix}")
             for code, suffix, plan in launch_plans.launch_plans(launch, problem, facts):

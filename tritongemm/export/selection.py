@@ -46,11 +46,11 @@ class Selection:
 
 
 def launches(
-    problem: Problem, facts: Target, compiler: BuildPool, which: Selection, pass_over: Callable[[str], None]
+    problem: Problem, facts: Target, compiler: BuildPool, which: Selection, remark: Callable[[str], None]
 ) -> Iterator[Launch | HostLaunch]:
     """Yield the launches of one config, or of several that plans can hold.
 
-    Where no config is named, `pass_over` is called for each template whose launches no plan can hold.
+    `remark` is called with what is passed over where no config is named, and with what a kernel's main loop has.
     """
     inputs = BuildInputs(manifests=which.manifests)
     if which.config is not None:
@@ -72,12 +72,14 @@ def launches(
         if which.config is None and (reason := why_unplanned(launch)):
             unplanned.add(config.template)
             reasons.append(f"{config.name} {reason}")
-            pass_over(reasons[-1])
+            remark(f"passed over: {reasons[-1]}")
             continue
         if which.config is None and artifact.loop is not None and artifact.loop.spilled:
             spilling = spilling or launch
-            pass_over(f"{config.name} spills {artifact.loop.spilled} bytes of registers in its loop")
+            remark(f"passed over: {config.name} spills {artifact.loop.spilled} bytes of registers in its loop")
             continue
+        if artifact.loop is not None:
+            remark(f"{config.name}: its loop has {artifact.loop.describe()}")
         count += 1
         templates.add(config.template)
         yield launch

@@ -151,7 +151,7 @@ class Reporter:
     def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None:
         """Print the outcome of each size's compiles; some configs share a binary, as they differ at run time."""
         columns = ["size", "configs", "binaries", "compiled", "cached", "out_of_resources", "failed"]
-        columns += ["seconds", "registers", "spilling"]
+        columns += ["seconds", "registers", "spilling", "instructions/matrix instruction", "iterations ahead"]
         self.table("Compiled, neither timed nor verified", columns, [_compiled(p, b) for p, b in builds.items()])
         failed = {b.digest: b for all_ in builds.values() for b in all_ if b.status != "ok"}
         reasons = Counter((b.status, b.reason.splitlines()[0] if b.reason else "") for b in failed.values())
@@ -250,7 +250,7 @@ def _fastest(trials: Iterable[Trial]) -> dict[str, float]:
 
 
 def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
-    """Return one size's row. Seconds are of all compilers; registers are the fewest, median and most."""
+    """Return one size's row. Seconds are of all compilers; registers and what loops have: least, median, most."""
     unique = {b.digest: b for b in builds}.values()
     good = [b for b in unique if b.status == "ok"]
     counts = Counter(b.status for b in unique)
@@ -260,7 +260,16 @@ def _compiled(problem: Problem, builds: Collection[Artifact]) -> list[str]:
     seconds = sum(b.seconds for b in unique)
     cached = sum(not b.seconds for b in good)
     numbers = (len(builds), len(unique), len(good) - cached, cached, counts["out_of_resources"], failed)
-    return [problem.key, *map(str, numbers), f"{seconds:.1f}", fewest_to_most, str(sum(b.spills > 0 for b in good))]
+    loops = [b.loop for b in good if b.loop and b.loop.matrix]
+    each = _spread([loop.instructions / loop.matrix for loop in loops])
+    ahead = _spread([loop.ahead for loop in loops if loop.ahead is not None])
+    spilling = str(sum(b.spills > 0 for b in good))
+    return [problem.key, *map(str, numbers), f"{seconds:.1f}", fewest_to_most, spilling, each, ahead]
+
+
+def _spread(numbers: Sequence[float]) -> str:
+    """Return the least, median and most of some numbers."""
+    return f"{min(numbers):.1f}-{median(numbers):.1f}-{max(numbers):.1f}" if numbers else "-"
 
 
 def _cells(record: Record, target: Target) -> dict[str, str]:

@@ -55,7 +55,9 @@ def test_a_config_whose_loop_spills_is_passed_over(
         monkeypatch.setattr(selection, "rank_candidates", lambda *_, ranked=ranked: ranked)
         (path,) = write(tmp_path, size=(256, 256, 512))
         assert json.loads(path.read_text())["kernel"] == taken.kernel_name
-        assert "bytes of registers in its loop" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "passed over: " + spills.name in said and "bytes of registers in its loop" in said
+        assert (f"{steady.name}: its loop has " in said) is (taken == steady)
 
 
 @pytest.mark.parametrize("target", LDS)

@@ -8,8 +8,8 @@ from tritongemm.search.cost_model.waves import count_tiles
 
 # Partial sums of a tile that fit into a few registers of each thread; more of them are not polled for.
 POLLED_SUMS = 2048
-# Most warps of a compute unit that share tiles with others.
-SLICED_WARPS = 32
+# Most warps of a compute unit, of programs that widen a weight for a few rows.
+SLICED_WARPS, FEW_ROWS = 32, 64
 
 
 def split_k(config: Config, problem: Problem, target: Target) -> str | None:
@@ -18,13 +18,14 @@ def split_k(config: Config, problem: Problem, target: Target) -> str | None:
     if split == 1:
         return None
     tiles, units = count_tiles(config, problem), target.compute_units
-    # Programs of warps that share a block of K are small: for 1 to 16 rows 8 to 28 warps a unit were best on an H200.
-    most = SLICED_WARPS // config.num_warps if config.option("slices", 1) > 1 else 4
+    # Programs that widen a weight are small: for 1 to 32 rows 7 to 28 warps a unit were best on an H200.
+    small = config.option("slices") > 0 and problem.m <= FEW_ROWS
+    most = SLICED_WARPS // config.num_warps if small else 4
     if tiles * split > most * units:
         return f"split-K {split} makes {tiles * split} programs for {units} CUs"
     if problem.k < 2 * split * config.block_k:
         return f"K {problem.k} < 2 blocks of {config.block_k} for each of {split} splits"
-    if most > 4:
+    if small:
         return None
     if tiles >= units:
         return f"split-K {split}: {tiles} tiles fill {units} CUs"

@@ -12,7 +12,9 @@ from tritongemm.search.cost_model.waves import count_tiles
 # Of as many rows of tiles or more, this many are walked together at least.
 LEAST_GROUP_ROWS = 4
 # Most rows for which warps share blocks of K, and the fewest of such warps that keep a unit's loads under way.
-SLICED_ROWS, LEAST_WARPS = 64, 7
+SLICED_ROWS, LEAST_WARPS = 16, 7
+# Most rows for which groups of four warps with columns of their own were never the fastest.
+UNSLICED_ROWS = 8
 
 
 def _power_of_two_above(size: int, least: int) -> int:
@@ -156,7 +158,7 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
     warps = count_tiles(config, problem) * config.split_k * config.num_warps
     if shared and warps < LEAST_WARPS * target.compute_units and problem.k >= 4 * config.split_k * config.block_k:
         return f"{warps} warps on {target.compute_units} CUs, {LEAST_WARPS} on each wanted"
-    if not shared and config.block_m < min(64, held):
+    if not shared and (problem.m <= UNSLICED_ROWS or config.block_m < min(64, held)):
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"
     return None
 

@@ -134,16 +134,17 @@ def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) ->
             n, k = share_weight(weight, tp)
         except InputError as error:
             raise InputError(f"{config.path}: {error}") from None
-        layer = ModelLayer(_generic(weight.name), n, k, weight.bias, weight.groups, weight.chosen, weight.kept)
+        bias = weight.bias and weight.groups == 1  # those of experts are added between their products
+        layer = ModelLayer(_generic(weight.name), n, k, bias, weight.groups, weight.chosen, weight.kept)
         _check_size(config, layer)
         cut = find_cut(weight)
         if tp > 1 and not cut:
             uncut[layer.name] = None
-        if weight.groups > 1 and (weight.bias or not weight.chosen):
+        if weight.groups > 1 and not weight.chosen:
             experts[layer] += 1
             continue
         layers[layer] += 1
-        if weight.bias and tp > 1 and cut == "rows":  # results are added up, so only one GPU adds the bias
+        if bias and tp > 1 and cut == "rows":  # results are added up, so only one GPU adds the bias
             layers[replace(layer, bias=False)] += 1
     left_out = _describe_experts(experts)
     if uncut:
@@ -188,12 +189,12 @@ def _check_size(config: ModelConfig, layer: ModelLayer) -> None:
 
 def _describe_experts(experts: Mapping[ModelLayer, int]) -> list[str]:
     """Return a remark for the products of each kind of experts."""
-    kinds: dict[tuple[str, int, int, bool], list[str]] = {}
+    kinds: dict[tuple[str, int, int], list[str]] = {}
     for layer, count in experts.items():
-        sizes = kinds.setdefault((layer.name.rpartition(".")[0], layer.groups, count, layer.bias), [])
+        sizes = kinds.setdefault((layer.name.rpartition(".")[0], layer.groups, count), [])
         sizes.append(f"({layer.n}, {layer.k})")
     return [
         f"{name}: the {groups} experts of {count} layers are grouped products, (N, K) = {' and '.join(sizes)}, which "
-        f"are not listed, as {'they add biases' if bias else 'the file does not say to how many a token goes'}"
-        for (name, groups, count, bias), sizes in kinds.items()
+        "are not listed, as the file does not say to how many a token goes"
+        for (name, groups, count), sizes in kinds.items()
     ]

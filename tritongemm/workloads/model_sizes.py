@@ -44,9 +44,9 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
     scaled = plain
     if is_quantised:
         as_file = replace(defaults, family=quantised.family, scales=quantised.scales, a=Operand(quantised.dtype))
-        if quantised.dtype == _INT4:  # beside activations of the model's type, which the factors have too
-            scales = quantised.scales + "_fp16" * (plain.a.dtype == "fp16")
-            as_file = replace(as_file, scales=scales, a=plain.a, b=Operand(_INT4))
+        if quantised.dtype in (_INT4, _FP4):  # beside activations of the model's type, which factors of int4 have too
+            scales = quantised.scales + "_fp16" * (plain.a.dtype == "fp16" and quantised.dtype == _INT4)
+            as_file = replace(as_file, scales=scales, a=plain.a, b=Operand(quantised.dtype))
         scaled = _in_dtypes_of(config, as_file)
     rows: dict[Problem, FormatRow] = {}
     layers = {replace(one, bias=False): n for one, n in found.layers.items()} if every_bias else found.layers
@@ -116,7 +116,7 @@ _OF_STRATEGIES: Final = {
     ("tensor", "tensor"): _BY_TENSOR,
     ("block", "group"): _IN_BLOCKS,
 }
-_INT4 = "int4"
+_INT4, _FP4 = "int4", "fp4e2m1"
 _IN_ORDER: Final = (None, False, "static", "weight")  # of K, what compressed-tensors says of groups of neighbours
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 # An expression of a file may take no more than a moment: no repeated groups, few repetitions.
@@ -168,6 +168,8 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
             return _IN_BLOCKS, "fp8"
         is_static = found.get("activation_scheme") == "static" and not found.get("weight_block_size")
         return (_BY_TENSOR, "fp8") if is_static else none
+    if method == "mxfp4":
+        return ("a16w4", "weight_mx"), _FP4
     if method == "fbgemm_fp8":
         return _BY_ROW, "fp8"
     if method == "modelopt":
@@ -210,7 +212,7 @@ def _compile(config: ModelConfig, pattern: str) -> re.Pattern[str]:
     inner = re.escape(OUTER_NAMES.sub("", pattern))
     text = (
         pattern[3:] if pattern.startswith("re:")
-        else fnmatch.translate(pattern) if "*" in pattern
+        else fnmatch.translate(pattern)[:-2] + r"(\..*)?$" if "*" in pattern  # or what is in such a module
         else rf"(.*\.)?{inner}(\..*)?$"
     )  # fmt: skip
     is_long = len(pattern) > _LONGEST_PATTERN or len(re.findall(r"[*+{]", pattern)) > _MOST_REPETITIONS

@@ -168,7 +168,11 @@ def test_experts_are_products_of_groups(tmp_path: Path) -> None:
     assert rows[0].callers == ("layers.*.mlp.experts.gate_up_proj",)
 
 
-def test_experts_with_biases_are_named(tmp_path: Path) -> None:
-    found = sizes_of(tmp_path, GPT_OSS)
-    assert all(row.problem.groups is None for row in found.rows)
-    assert any("128 experts of 36 layers are grouped products" in text for text in found.remarks)
+def test_experts_with_biases_are_products_without(tmp_path: Path) -> None:
+    names = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": names}
+    found = sizes_of(tmp_path, GPT_OSS | {"quantization_config": quantised})
+    experts = {row.problem.key for row in found.rows if row.problem.m == 64}
+    fp4 = "bf16-fp4e2m1-bf16_TN_groups128_a16w4_weight_mx"
+    assert experts == {f"64x720x2880_{fp4}", f"64x2880x360_{fp4}"}
+    assert {row.problem.family for row in found.rows if not row.problem.groups} == {"dense"}

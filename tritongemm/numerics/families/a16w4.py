@@ -52,4 +52,4 @@ class SixteenByFourFamily(FourBitWeightFamily):
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault: weights times their scales are rounded to A's type."""
-        return problem.c.type.epsilon + problem.a.type.epsilon / 2 + 2**-12
+        return problem.c.type.epsilon + problem.a.type.epsilon / 2 * self._rounded(problem) + 2**-12

@@ -52,7 +52,7 @@ class EightByFourFamily(FourBitWeightFamily):
 
     def tolerance(self, problem: Problem) -> float:
         """Largest error that is rounding rather than a fault: numbers times factors in bf16 are rounded to it."""
-        return problem.c.type.epsilon + 2**-8 + 2**-12
+        return problem.c.type.epsilon + 2**-8 * self._rounded(problem) + 2**-12
 
     def typical_scale(self, problem: Problem) -> float:
         """Return the root mean square of the random scales; random operands then give a C of about one."""

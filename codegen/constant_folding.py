@@ -36,27 +36,17 @@ _Edit = tuple[int, int, str]
 
 @dataclass
 class ModuleFunction:
-    """A function of the generated module and what is known of it so far.
+    """A function of the generated module and what is known of it so far."""
 
-    Attributes:
-        tree: its definition.
-        known: values of its parameters that all calls agree in.
-        calls: functions that it calls, with the values of their parameters.
-        reached: it is called, as far as is known.
-        dropped: parameters that are left out.
-        unread: variables that nothing reads.
-        named: constants of the module that it reads.
-        read: all names that its text reads, and attributes behind a point.
-    """
-
-    tree: ast.FunctionDef
-    known: dict[str, Any] = field(default_factory=dict)
+    tree: ast.FunctionDef  # its definition
+    known: dict[str, Any] = field(default_factory=dict)  # values of its parameters that all calls agree in
+    # Functions that it calls, with the values of their parameters.
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    reached: bool = False
-    dropped: set[str] = field(default_factory=set)
-    unread: set[str] = field(default_factory=set)
-    named: set[str] = field(default_factory=set)
-    read: set[str] = field(default_factory=set)
+    reached: bool = False  # it is called, as far as is known
+    dropped: set[str] = field(default_factory=set)  # parameters that are left out
+    unread: set[str] = field(default_factory=set)  # variables that nothing reads
+    named: set[str] = field(default_factory=set)  # constants of the module that it reads
+    read: set[str] = field(default_factory=set)  # all names that its text reads, and attributes behind a point
 
     @cached_property
     def parameters(self) -> list[str]:

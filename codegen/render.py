@@ -47,53 +47,37 @@ TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8":
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """The facts of a problem and a target on which a kernel's text depends, besides the layouts.
+    """The facts of a problem and a target on which a kernel's text depends, besides the layouts."""
 
-    Attributes:
-        acc: accumulator type, as written in a kernel.
-        widen: conversion of one block's sum to it, where block sums are added separately; "" if none is needed.
-        total: type in which the epilogue works.
-        extras: operands beside A and B, as the epilogue applies them, and those that the main loop applies.
-        arguments: their names in the order of Python functions' parameters, scales before a bias.
-        batch_strides: parameters of a batched kernel with the strides between the operands of its products.
-        compute: type that operands are converted to before the dot, as their types differ or Triton's interpreter
-            wants it; "" where they are not.
-        fp8_pair: operands have two different fp8 types, which some compilers multiply with the wrong instruction.
-        dot_options: further arguments of ``tl.dot``.
-        long_sum: whether block sums are added up in float32.
-        bounds: smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped.
-        zero: the value of masked-off loads.
-        narrows: an instruction turns a result into C's type; otherwise the compiler converts.
-        unpacks: instructions turn bytes of two numbers each and their factors into numbers; otherwise the compiler does
-            it or matrix units read them.
-        unit: elements that share a byte, as what divides a number of them; "" where each has its own.
-        formats: what ``tl.dot_scaled`` calls the types of A and B; empty where no such factors are there.
-        apart: where a weight of four bits is multiplied by a wider A: elements along K from the number in the low half
-            of a byte to the one in its high half; 0 elsewhere.
-        pieces: how the columns of B are interleaved in memory; None if B is row-major or column-major.
-        epilogue: what is done with the complete sum at last, of `core.epilogues.EPILOGUES`.
-    """
-
-    acc: str
-    widen: str
-    total: str
+    acc: str  # accumulator type, as written in a kernel
+    widen: str  # conversion of one block's sum to it, where block sums are added separately; "" if none is needed
+    total: str  # type in which the epilogue works
+    # Operands beside A and B, as the epilogue applies them, and those that the main loop applies.
     extras: tuple[OperandSpec, ...]
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # their names in the order of Python functions' parameters, scales before a bias
+    # Parameters of a batched kernel with the strides between the operands of its products.
     batch_strides: tuple[str, ...]
+    # Type that operands are converted to before the dot, as their types differ or Triton's interpreter wants it; ""
+    # where they are not.
     compute: str
-    fp8_pair: bool
-    dot_options: str
-    long_sum: bool
+    fp8_pair: bool  # operands have two different fp8 types, which some compilers multiply with the wrong instruction
+    dot_options: str  # further arguments of `tl.dot`
+    long_sum: bool  # whether block sums are added up in float32
+    # Smallest and largest value of a narrow C, as written in a kernel; empty where nothing is clamped.
     bounds: tuple[str, ...]
-    zero: str
-    unit: str
-    formats: tuple[str, ...]
+    zero: str  # the value of masked-off loads
+    unit: str  # elements that share a byte, as what divides a number of them; "" where each has its own
+    formats: tuple[str, ...]  # what `tl.dot_scaled` calls the types of A and B; empty where no such factors are there
+    # Where a weight of four bits is multiplied by a wider A: elements along K from the number in the low half of a byte
+    # to the one in its high half; 0 elsewhere.
     apart: int
     fragments: bool
-    pieces: Pieces | None
-    narrows: bool
+    pieces: Pieces | None  # how the columns of B are interleaved in memory; None if B is row-major or column-major
+    narrows: bool  # an instruction turns a result into C's type; otherwise the compiler converts
+    # Instructions turn bytes of two numbers each and their factors into numbers; otherwise the compiler does it or
+    # matrix units read them.
     unpacks: bool
-    epilogue: str
+    epilogue: str  # what is done with the complete sum at last, of `core.epilogues.EPILOGUES`
 
     @property
     def along_k(self) -> tuple[OperandSpec, ...]:

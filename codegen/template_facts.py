@@ -44,61 +44,45 @@ _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 @dataclass(frozen=True)
 class KernelTemplate:
-    """One kernel template.
+    """One kernel template."""
 
-    Attributes:
-        name: stem of its file, and of the function in it.
-        summary: one line on what it does.
-        constexprs: options of a config that are constants of the kernel; the others go to the compiler. One that names
-            ``tail`` takes a BLOCK_N of two powers of two, and is given the smaller. One that names ``padded`` takes
-            other multiples of 16 too, and is given the power of two that their columns are in. One that names
-            ``exchange`` is given whether the splits of a tile exchange sums through shared memory.
-        launch_options: those of them that say how programs are launched; the search leaves them to its end.
-        defaults: value of such an option where a config does not name it.
-        grid: expressions of the three grid sizes.
-        cluster: expression of the consecutive programs that are launched as a cluster; 1 where the target has none.
-        workspace: expression of the scratch elements (four bytes each, any contents).
-        semaphores: expression of the counters (four bytes each, zero before and after a launch).
-        descriptors: TMA descriptors in the order of the operands they are of, with the expressions of their block's
-            rows and columns; an operand's name may be followed by ``_tail`` for another one of it.
-        pointers: operands that have descriptors and are passed as pointers too.
-        describe: function of the module that makes one, from a tensor and its block.
-        compiler: expressions of options that go to the compiler whatever the config says.
-        interpreted: whether Triton's interpreter can run it, without a GPU.
-        needs: what must hold for its configs beside what holds for all: words, and the expression that says it.
-        kinds: of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
-        pieces: whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
-        microscaled: whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too.
-        four_bits: whether it multiplies a weight of four bits by a wider A.
-        fragments: whether it multiplies such a weight only in the order ``fragments``.
-        edited: whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
-        search: what the search must know of it.
-        order: in which order it adds up products.
-    """
-
-    name: str
-    summary: str
-    grid: tuple[str, ...]
-    search: SearchFacts
+    name: str  # stem of its file, and of the function in it
+    summary: str  # one line on what it does
+    grid: tuple[str, ...]  # expressions of the three grid sizes
+    search: SearchFacts  # what the search must know of it
+    # Options of a config that are constants of the kernel; the others go to the compiler. One that names `tail` takes a
+    # BLOCK_N of two powers of two, and is given the smaller. One that names `padded` takes other multiples of 16 too,
+    # and is given the power of two that their columns are in. One that names `exchange` is given whether the splits of
+    # a tile exchange sums through shared memory.
     constexprs: tuple[str, ...] = ()
+    # Those of them that say how programs are launched; the search leaves them to its end.
     launch_options: tuple[str, ...] = ()
-    defaults: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, int] = field(default_factory=dict)  # value of such an option where a config does not name it
+    # Expression of the consecutive programs that are launched as a cluster; 1 where the target has none.
     cluster: str = "1"
-    workspace: str = "0"
-    semaphores: str = "0"
+    workspace: str = "0"  # expression of the scratch elements (four bytes each, any contents)
+    semaphores: str = "0"  # expression of the counters (four bytes each, zero before and after a launch)
+    # TMA descriptors in the order of the operands they are of, with the expressions of their block's rows and columns;
+    # an operand's name may be followed by `_tail` for another one of it.
     descriptors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    pointers: tuple[str, ...] = ()
-    describe: str = "TensorDescriptor.from_tensor"
+    pointers: tuple[str, ...] = ()  # operands that have descriptors and are passed as pointers too
+    describe: str = "TensorDescriptor.from_tensor"  # function of the module that makes one, from a tensor and its block
+    # Expressions of options that go to the compiler whatever the config says.
     compiler: Mapping[str, str] = field(default_factory=dict)
-    interpreted: bool = True
+    interpreted: bool = True  # whether Triton's interpreter can run it, without a GPU
+    # What must hold for its configs beside what holds for all: words, and the expression that says it.
     needs: Mapping[str, str] = field(default_factory=dict)
+    # Of `Problem.kind` that it computes; the products of a batch are dealt out along the grid's z.
     kinds: tuple[str, ...] = ("one",)
+    # Whether it reads a B whose columns are interleaved in pieces, as some orders of weights have them.
     pieces: bool = False
+    # Whether it multiplies operands with powers of two along K (OCP MX); two numbers a byte too.
     microscaled: bool = False
-    four_bits: bool = False
-    fragments: bool = False
+    four_bits: bool = False  # whether it multiplies a weight of four bits by a wider A
+    fragments: bool = False  # whether it multiplies such a weight only in the order `fragments`
+    # Whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
     edited: bool = False
-    order: OrderFacts = field(default_factory=OrderFacts)
+    order: OrderFacts = field(default_factory=OrderFacts)  # in which order it adds up products
 
     def value(self, config: Config, option: str, halved: bool = False) -> int:
         """Return a config's value of one of `constexprs`: an option of its own, or one that every config has."""

@@ -55,19 +55,12 @@ ROUNDINGS_OF_A_LIBRARY = 3
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """How far a candidate's result is from the reference, and whether that passes.
+    """How far a candidate's result is from the reference, and whether that passes."""
 
-    Attributes:
-        error: as `error_metric.deviation` measures it; infinite if an element was not written.
-        tolerance: largest error allowed.
-        outside: share of the elements beyond the tolerance; None where it was not counted.
-        ratio: largest such share allowed; the others must not be lost either (`LOST_ERROR`).
-    """
-
-    error: float
-    tolerance: float
-    outside: float | None = None
-    ratio: float = 0.0
+    error: float  # as `error_metric.deviation` measures it; infinite if an element was not written
+    tolerance: float  # largest error allowed
+    outside: float | None = None  # share of the elements beyond the tolerance; None where it was not counted
+    ratio: float = 0.0  # largest such share allowed; the others must not be lost either (`LOST_ERROR`)
 
     @property
     def ok(self) -> bool:

@@ -28,38 +28,23 @@ ReadyCall: TypeAlias = Callable[..., Tensor]  # computes calls of one kind; is g
 
 
 class Strides(NamedTuple):
-    """The memory layout of an operand of a batch, in elements.
+    """The memory layout of an operand of a batch, in elements."""
 
-    Attributes:
-        lead: from one of its stored rows to the next; 0 of a vector.
-        apart: from one product's to the next one's; 0 where all share it.
-    """
-
-    lead: int
-    apart: int
+    lead: int  # from one of its stored rows to the next; 0 of a vector
+    apart: int  # from one product's to the next one's; 0 where all share it
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the operands of a call mean; holds for all of their shapes, strides and dtypes.
+    """What the operands of a call mean; holds for all of their shapes, strides and dtypes."""
 
-    Attributes:
-        problems: those that the call can be taken for, the best first.
-        tensors: the operands as kernels read them, by the names of a problem's; some may be copies.
-        result: shape and dtype of the result.
-        strides: of operands that need not be dense, by their names.
-        plain: the product without its scale factors, where there are no problems with them.
-        why_none: why there are none; "" where there are.
-        vector: whether the first operand has one dimension, which is another operation to PyTorch.
-    """
-
-    problems: tuple[Problem, ...]
-    tensors: Mapping[str, Tensor]
-    result: tuple[tuple[int, ...], torch.dtype]
-    strides: Mapping[str, Strides] = field(default_factory=dict)
-    plain: Problem | None = None
-    why_none: str = ""
-    vector: bool = False
+    problems: tuple[Problem, ...]  # those that the call can be taken for, the best first
+    tensors: Mapping[str, Tensor]  # the operands as kernels read them, by the names of a problem's; some may be copies
+    result: tuple[tuple[int, ...], torch.dtype]  # shape and dtype of the result
+    strides: Mapping[str, Strides] = field(default_factory=dict)  # of operands that need not be dense, by their names
+    plain: Problem | None = None  # the product without its scale factors, where there are no problems with them
+    why_none: str = ""  # why there are none; "" where there are
+    vector: bool = False  # whether the first operand has one dimension, which is another operation to PyTorch
 
     def moved(self, problem: Problem) -> dict[str, Strides]:
         """Return the strides of the operands that differ from those of a problem, which are dense and in order."""
@@ -68,20 +53,16 @@ class Reading:
 
 
 class Operation(Plugin, abstract=True):
-    """An operation that a program can call.
-
-    Attributes:
-        schema: its name, operands and result, as torch.library writes them.
-        operands: a named tuple of them, in the order of the schema; others that have defaults may follow.
-        sources: the operand that each of a problem's is read from, where it has another name.
-        calls: other functions that compute it, and the order of their operands.
-    """
+    """An operation that a program can call."""
 
     package = "tritongemm.operations"
     kind = "operation"
-    schema: ClassVar[str]
+    schema: ClassVar[str]  # its name, operands and result, as torch.library writes them
+    # A named tuple of them, in the order of the schema; others that have defaults may follow.
     operands: ClassVar[Callable[..., Any]]
+    # The operand that each of a problem's is read from, where it has another name.
     sources: ClassVar[Mapping[str, str]] = {}
+    # Other functions that compute it, and the order of their operands.
     calls: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:

@@ -25,17 +25,12 @@ _LAST: Final = 15  # of the zero points, which are numbers that a weight may hav
 
 
 class PackedWeight(NamedTuple):
-    """A weight as `linear_w4` takes it: ``linear_w4(x, *packed)``.
+    """A weight as `linear_w4` takes it: ``linear_w4(x, *packed)``."""
 
-    Attributes:
-        weight: bytes [..., N, K / 2].
-        scale: factors [K / 32, N] (or 64, 128) of int4, with zero points [K / 32, 2, N]; e8m0 [..., N, K / 32] of fp4.
-        order: memory layout of the bytes.
-    """
-
-    weight: Tensor
+    weight: Tensor  # bytes [..., N, K / 2]
+    # Factors [K / 32, N] (or 64, 128) of int4, with zero points [K / 32, 2, N]; e8m0 [..., N, K / 32] of fp4.
     scale: Tensor
-    order: str
+    order: str  # memory layout of the bytes
 
 
 def pack_gptq(

@@ -19,17 +19,11 @@ Rows: TypeAlias = "tuple[Tensor, Tensor | None]"  # and their factors, where the
 
 
 class ExpertBias(NamedTuple):
-    """What is added to rows.
+    """What is added to rows."""
 
-    Attributes:
-        values: a row for each expert [experts, N].
-        ids: the experts of tokens [tokens, k].
-        order: which of these rows each place holds, as `MixtureSteps.sort` gives it.
-    """
-
-    values: Tensor
-    ids: Tensor
-    order: Tensor
+    values: Tensor  # a row for each expert [experts, N]
+    ids: Tensor  # the experts of tokens [tokens, k]
+    order: Tensor  # which of these rows each place holds, as `MixtureSteps.sort` gives it
 
     def of(self, rows: Tensor) -> Tensor:
         """Return the bias of rows of all tokens' experts, by their numbers; of no expert any."""

@@ -34,28 +34,20 @@ class ScaledOperands(NamedTuple):
 
 @dataclass(frozen=True)
 class ScaledProduct:
-    """What the operands of one call mean; holds for all of their shapes, strides and dtypes.
+    """What the operands of one call mean; holds for all of their shapes, strides and dtypes."""
 
-    Attributes:
-        m, n, k: sizes; an M of 0 is a product without a result.
-        transposed: b is a view [K, N] of the weight, and scale_b one of its factors.
-        dtypes: names of the types of a, b and the result.
-        scalings_a, scalings_b: the ways in which the scale factors can be read, which mean the same.
-        bias: ``n`` or ``none``.
-        order_b: order of b in memory.
-        dense: whether kernels can read b without a copy.
-    """
-
+    # m, n, k: sizes; an M of 0 is a product without a result
     m: int
     n: int
     k: int
-    transposed: bool
-    dtypes: tuple[str, str, str]
+    transposed: bool  # b is a view [K, N] of the weight, and scale_b one of its factors
+    dtypes: tuple[str, str, str]  # names of the types of a, b and the result
+    # scalings_a, scalings_b: the ways in which the scale factors can be read, which mean the same
     scalings_a: tuple[Scaling, ...]
     scalings_b: tuple[Scaling, ...]
-    bias: str
-    order_b: str
-    dense: bool
+    bias: str  # `n` or `none`
+    order_b: str  # order of b in memory
+    dense: bool  # whether kernels can read b without a copy
 
     def weight(self, operands: ScaledOperands) -> tuple[Tensor, Tensor]:
         """Return the weight [N, K] and its factors [N, …]."""

@@ -81,20 +81,14 @@ def is_activated(problem: Problem) -> bool:
 
 
 class ExpertWeights(NamedTuple):
-    """The weights of a mixture of experts, by which records of its products are found.
+    """The weights of a mixture of experts, by which records of its products are found."""
 
-    Attributes:
-        groups: how many experts have a weight [N, K] each.
-        n, k: its extents.
-        dtype: name of its type.
-        family: what is computed.
-    """
-
-    groups: int
+    groups: int  # how many experts have a weight [N, K] each
+    # n, k: its extents
     n: int
     k: int
-    dtype: str
-    family: str
+    dtype: str  # name of its type
+    family: str  # what is computed
 
 
 def expert_weights(problem: Problem) -> ExpertWeights | None:

@@ -45,38 +45,29 @@ class NearKernel(NamedTuple):
 
 @dataclass
 class DeviceKernels:
-    """The kernels that one GPU can launch for calls; sources of kernels are given this.
+    """The kernels that one GPU can launch for calls; sources of kernels are given this."""
 
-    Attributes:
-        device: the GPU.
-        records: the tuned records of all devices.
-        torch_kernels: PyTorch's own kernels.
-        loaded: the kernel of each tuned problem that a kernel or an algorithm won, or why it can't be launched.
-        loaded_ranges: the same of records that serve a range of M, by the problem of its largest M.
-        binders: what gives the kernel of another M, by the problem and the least M of a record that serves others.
-        tf32: the problems whose kernels round float32 operands to tf32.
-        waiting: shipped rows, whose kernels the first call of their product loads, by its problem with an M of 1.
-        online: what tries algorithms for sizes that were never tuned; None where that was not asked for.
-        libraries: those that were loaded, the latest last.
-        loaded_code: code of libraries on the GPU.
-        load_record: loads the kernel of a record that is in no table, or says why it can't be launched.
-        row_checks: whether rows are invariant as they state, by the name of a config and the product with an M of 1.
-        untuned: kernels whose rows are invariant, with their records, at problems that no row holds for.
-    """
-
-    device: ServingDevice
-    records: RecordTable
-    torch_kernels: TorchKernels
+    device: ServingDevice  # the GPU
+    records: RecordTable  # the tuned records of all devices
+    torch_kernels: TorchKernels  # PyTorch's own kernels
+    # The kernel of each tuned problem that a kernel or an algorithm won, or why it can't be launched.
     loaded: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
+    # The same of records that serve a range of M, by the problem of its largest M.
     loaded_ranges: dict[Problem, LoadedKernel | Support] = field(default_factory=dict)
+    # What gives the kernel of another M, by the problem and the least M of a record that serves others.
     binders: dict[tuple[Problem, int], Binder] = field(default_factory=dict)
-    tf32: frozenset[Problem] = frozenset()
+    tf32: frozenset[Problem] = frozenset()  # the problems whose kernels round float32 operands to tf32
+    # Shipped rows, whose kernels the first call of their product loads, by its problem with an M of 1.
     waiting: dict[Problem, list[SourceRow]] = field(default_factory=dict)
+    # What tries algorithms for sizes that were never tuned; None where that was not asked for.
     online: OnlineTuner | None = None
-    libraries: tuple[KernelLibrary, ...] = ()
-    loaded_code: LoadedCode = field(default_factory=LoadedCode)
+    libraries: tuple[KernelLibrary, ...] = ()  # those that were loaded, the latest last
+    loaded_code: LoadedCode = field(default_factory=LoadedCode)  # code of libraries on the GPU
+    # Loads the kernel of a record that is in no table, or says why it can't be launched.
     load_record: Callable[[Record], LoadedKernel | Support] = field(default=lambda record: Support("nothing loads it"))
+    # Whether rows are invariant as they state, by the name of a config and the product with an M of 1.
     row_checks: dict[tuple[str, Problem], Support] = field(default_factory=dict)
+    # Kernels whose rows are invariant, with their records, at problems that no row holds for.
     untuned: dict[Problem, tuple[Record, LoadedKernel | Support]] = field(default_factory=dict)
 
     @cached_property

@@ -56,21 +56,14 @@ _PRECISION = 6  # The place of float32's precision in a key.
 
 @dataclass(frozen=True)
 class CallAnswers:
-    """What the sources of kernels answered for a call.
+    """What the sources of kernels answered for a call."""
 
-    Attributes:
-        resolution: the answer that counts.
-        source: the name of the source that gave it; "" where none had to be asked.
-        refusals: names of the sources that were asked before it, and why they do not serve the call.
-        device: the GPU and its kernels; None where none had to be asked.
-        reading: what the operands mean; None where no source had to be asked.
-    """
-
-    resolution: Resolution
-    source: str = ""
+    resolution: Resolution  # the answer that counts
+    source: str = ""  # the name of the source that gave it; "" where none had to be asked
+    # Names of the sources that were asked before it, and why they do not serve the call.
     refusals: tuple[tuple[str, Support], ...] = ()
-    device: DeviceKernels | None = None
-    reading: Reading | None = None
+    device: DeviceKernels | None = None  # the GPU and its kernels; None where none had to be asked
+    reading: Reading | None = None  # what the operands mean; None where no source had to be asked
 
     @classmethod
     def pytorch(cls, reason: str, lasting: bool = True) -> CallAnswers:

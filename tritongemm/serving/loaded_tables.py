@@ -38,21 +38,14 @@ _DIGEST_DIGITS = 12  # digits of a hash, enough to distinguish anyone's tables
 
 @dataclass(frozen=True)
 class LoadedTable:
-    """Tuned records from one source.
+    """Tuned records from one source."""
 
-    Attributes:
-        name: the file's path, or ``records``.
-        digest: the first digits of the SHA-256 of the file, or of a library's manifest, in hexadecimal.
-        rows: those of products, with or without scales, of batches and of groups, which calls can ask for.
-        library: that the rows are from; None for a file or records.
-        unserved: records of products that no call can ask for.
-    """
-
-    name: str
-    digest: str
+    name: str  # the file's path, or `records`
+    digest: str  # the first digits of the SHA-256 of the file, or of a library's manifest, in hexadecimal
+    # Those of products, with or without scales, of batches and of groups, which calls can ask for.
     rows: tuple[SourceRow, ...]
-    library: KernelLibrary | None = None
-    unserved: tuple[Record, ...] = ()
+    library: KernelLibrary | None = None  # that the rows are from; None for a file or records
+    unserved: tuple[Record, ...] = ()  # records of products that no call can ask for
 
     @property
     def records(self) -> tuple[Record, ...]:

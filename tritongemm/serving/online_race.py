@@ -63,21 +63,14 @@ class TimedAlgorithm:
 
 @dataclass(frozen=True)
 class OnlineOutcome:
-    """What a race found.
+    """What a race found."""
 
-    Attributes:
-        winner: the fastest algorithm; the baseline where none is faster by `MARGIN`; None where nothing is right.
-        baseline: what serves calls otherwise; it has no samples where it is wrong.
-        baseline_wrong: the error and the tolerance of a baseline whose result is wrong; "" where it is right.
-        listed: what the library offers, its best guess first.
-        tried: how many of them were run.
-    """
-
+    # The fastest algorithm; the baseline where none is faster by `MARGIN`; None where nothing is right.
     winner: TimedAlgorithm | None
-    baseline: TimedAlgorithm
-    baseline_wrong: str
-    listed: list[Config]
-    tried: int
+    baseline: TimedAlgorithm  # what serves calls otherwise; it has no samples where it is wrong
+    baseline_wrong: str  # the error and the tolerance of a baseline whose result is wrong; "" where it is right
+    listed: list[Config]  # what the library offers, its best guess first
+    tried: int  # how many of them were run
 
 
 class AlgorithmRace:

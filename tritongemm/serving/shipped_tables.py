@@ -21,19 +21,12 @@ _SUFFIX = ".json.gz"
 
 @dataclass(frozen=True)
 class ShippedTables:
-    """The tables of one kind of GPU.
+    """The tables of one kind of GPU."""
 
-    Attributes:
-        name: of the file, such as ``h200``.
-        gpu: its facts: ``name``, ``target``, ``compute_units`` and ``memory_gbps``.
-        made: ``date``, ``driver`` and whatever else their maker states.
-        rows: all rows, each with the layers that call its product in its place.
-    """
-
-    name: str
-    gpu: Mapping[str, Any]
-    made: Mapping[str, Any]
-    rows: tuple[SourceRow, ...]
+    name: str  # of the file, such as `h200`
+    gpu: Mapping[str, Any]  # its facts: `name`, `target`, `compute_units` and `memory_gbps`
+    made: Mapping[str, Any]  # `date`, `driver` and whatever else their maker states
+    rows: tuple[SourceRow, ...]  # all rows, each with the layers that call its product in its place
 
 
 def files() -> list[Path]:

@@ -20,23 +20,16 @@ _LARGE_M, _LARGE_N = 8192, 4096  # beyond both, AITER looks up the largest M tha
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A tuned record and where it stands.
+    """A tuned record and where it stands."""
 
-    Attributes:
-        record: the record.
-        file: the file's path; "" for a record that was given.
-        where: the file, the row and the line, for messages.
-        padded: whether calls of other M find it at AITER's padded M, as in the files that AITER itself reads.
-        code: its kernel in a library; None where it is compiled, or where no kernel of ours won.
-        shipped_for: memory bandwidth in GB/s of the GPUs that a row of the shipped tables is for; 0 for other rows. The
-            kernels of shipped rows are loaded at the first call of their product.
-    """
-
-    record: Record
-    file: str = ""
-    where: str = "a record that was given"
+    record: Record  # the record
+    file: str = ""  # the file's path; "" for a record that was given
+    where: str = "a record that was given"  # the file, the row and the line, for messages
+    # Whether calls of other M find it at AITER's padded M, as in the files that AITER itself reads.
     padded: bool = False
-    code: StoredCode | None = None
+    code: StoredCode | None = None  # its kernel in a library; None where it is compiled, or where no kernel of ours won
+    # Memory bandwidth in GB/s of the GPUs that a row of the shipped tables is for; 0 for other rows. The kernels of
+    # shipped rows are loaded at the first call of their product.
     shipped_for: int = 0
 
 

@@ -12,12 +12,9 @@ class Halves(WeightLayout, abstract=True):
     """Spans of elements along K of a column, in whose bytes the low halves are its first half and the high its second.
 
     A kernel that takes bytes apart has two blocks of neighbours along K then, which it multiplies by two blocks of A.
-
-    Attributes:
-        span: elements of a span, all of which share a factor.
     """
 
-    span: ClassVar[int]
+    span: ClassVar[int]  # elements of a span, all of which share a factor
 
     def supports(self, problem: Problem) -> Support:
         """Return whether a problem's B consists of spans."""

@@ -38,27 +38,19 @@ COLUMNS = ("low", "high", "mean", "spread", "linear")  # of a correction: a numb
 
 @dataclass(frozen=True)
 class Correction:
-    """A fitted correction of one target's times.
+    """A fitted correction of one target's times."""
 
-    Attributes:
-        templates: names of the templates it knows.
-        dtypes: pairs of dtypes of A and B that it knows.
-        low, high: the minimum and maximum of each feature in the tables, [features].
-        mean, spread: the value subtracted from each feature, and the divisor after that, [features].
-        linear: coefficients of the features, [features].
-        products: coefficients of the products of two features, [features, features].
-        most: the largest logarithm of a factor.
-    """
-
-    templates: tuple[str, ...]
-    dtypes: frozenset[tuple[str, str]]
+    templates: tuple[str, ...]  # names of the templates it knows
+    dtypes: frozenset[tuple[str, str]]  # pairs of dtypes of A and B that it knows
+    # low, high: the minimum and maximum of each feature in the tables, [features]
     low: Floats
     high: Floats
+    # mean, spread: the value subtracted from each feature, and the divisor after that, [features]
     mean: Floats
     spread: Floats
-    linear: Floats
-    products: Floats
-    most: float
+    linear: Floats  # coefficients of the features, [features]
+    products: Floats  # coefficients of the products of two features, [features, features]
+    most: float  # the largest logarithm of a factor
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Correction:
@@ -122,31 +114,18 @@ def feature_names(templates: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Demand:
-    """The quantities of the analytical model that features are computed from, one column per candidate.
+    """The quantities of the analytical model that features are computed from, one column per candidate."""
 
-    Attributes:
-        axes: values of `core.config.AXES`, [len(AXES), n].
-        terms: seconds of each of `TERMS`, [n, len(TERMS)].
-        seconds: of a launch.
-        resident: programs that share a compute unit.
-        registers: 32-bit registers that a thread needs.
-        from_lds: 1 where matrix instructions read LDS themselves, else 0.
-        traffic: bytes that a program loads in one iteration.
-        stages: blocks of K whose loads are in flight, plus the one being multiplied.
-        tiles: of C.
-        loop: K iterations of a tile.
-    """
-
-    axes: Floats
-    terms: Floats
-    seconds: Floats
-    resident: Floats
-    registers: Floats
-    from_lds: Floats
-    traffic: Floats
-    stages: Floats
-    tiles: Floats
-    loop: Floats
+    axes: Floats  # values of `core.config.AXES`, [len(AXES), n]
+    terms: Floats  # seconds of each of `TERMS`, [n, len(TERMS)]
+    seconds: Floats  # of a launch
+    resident: Floats  # programs that share a compute unit
+    registers: Floats  # 32-bit registers that a thread needs
+    from_lds: Floats  # 1 where matrix instructions read LDS themselves, else 0
+    traffic: Floats  # bytes that a program loads in one iteration
+    stages: Floats  # blocks of K whose loads are in flight, plus the one being multiplied
+    tiles: Floats  # of C
+    loop: Floats  # K iterations of a tile
 
 
 def features(

@@ -29,39 +29,22 @@ LATE_OF_TWO_STAGES = 0.3
 
 @dataclass(frozen=True)
 class ProgramColumns:
-    """The programs of candidates as columns, an entry for each: what is the same for problems of any size.
+    """The programs of candidates as columns, an entry for each: what is the same for problems of any size."""
 
-    Attributes:
-        axes: values of `core.config.AXES`, [len(AXES), n].
-        stages: blocks of K whose loads are under way, and the one being multiplied.
-        registers: 32-bit registers that a thread wants.
-        fits: programs that a compute unit holds.
-        from_lds: 1 where matrix instructions read LDS themselves, else 0.
-        iteration: one K iteration of a program.
-        spilled: bytes of scratch that a thread writes and reads each iteration.
-        hidden: number of memory latencies that pass while the last kernel still ends.
-        ahead: iterations from a load to the wait for it.
-        late: share of an iteration's arithmetic that is done before the loads that it waits for are issued.
-        clocks: in which a warp can issue the instructions of an iteration at best; 0 where they are not known.
-        turns: 1 where warps of a SIMD take turns with memory and matrix instructions, else 0.
-        refilled: 1 where programs are small, and of many one begins as soon as another ends; else 0.
-        polled: 1 where partial sums show that they have arrived, else 0.
-    """
-
-    axes: Floats
-    stages: Floats
-    registers: Floats
-    fits: Floats
-    from_lds: Floats
-    iteration: IterationCost[Floats]
-    spilled: Floats
-    hidden: Floats
-    ahead: Floats
-    late: Floats
-    clocks: Floats
-    turns: Floats
-    refilled: Floats
-    polled: Floats
+    axes: Floats  # values of `core.config.AXES`, [len(AXES), n]
+    stages: Floats  # blocks of K whose loads are under way, and the one being multiplied
+    registers: Floats  # 32-bit registers that a thread wants
+    fits: Floats  # programs that a compute unit holds
+    from_lds: Floats  # 1 where matrix instructions read LDS themselves, else 0
+    iteration: IterationCost[Floats]  # one K iteration of a program
+    spilled: Floats  # bytes of scratch that a thread writes and reads each iteration
+    hidden: Floats  # number of memory latencies that pass while the last kernel still ends
+    ahead: Floats  # iterations from a load to the wait for it
+    late: Floats  # share of an iteration's arithmetic that is done before the loads that it waits for are issued
+    clocks: Floats  # in which a warp can issue the instructions of an iteration at best; 0 where they are not known
+    turns: Floats  # 1 where warps of a SIMD take turns with memory and matrix instructions, else 0
+    refilled: Floats  # 1 where programs are small, and of many one begins as soon as another ends; else 0
+    polled: Floats  # 1 where partial sums show that they have arrived, else 0
 
     @classmethod
     def gather(
@@ -111,24 +94,16 @@ class ProgramColumns:
 
 @dataclass(frozen=True)
 class LaunchColumns:
-    """Launches of programs as columns, an entry for each.
+    """Launches of programs as columns, an entry for each."""
 
-    Attributes:
-        programs: that are launched.
-        rows, columns: tiles of one C along M and along N.
-        tiles: of C over the entire batch.
-        loop: K iterations of a tile.
-        waves: first and last waves; last ones that do not differ have a count of 0.
-        reduce: seconds to add up shared tiles.
-    """
-
-    programs: ProgramColumns
+    programs: ProgramColumns  # that are launched
+    # rows, columns: tiles of one C along M and along N
     rows: Floats
     columns: Floats
-    tiles: Floats
-    loop: Floats
-    waves: tuple[Wave[Floats], Wave[Floats]]
-    reduce: Floats
+    tiles: Floats  # of C over the entire batch
+    loop: Floats  # K iterations of a tile
+    waves: tuple[Wave[Floats], Wave[Floats]]  # first and last waves; last ones that do not differ have a count of 0
+    reduce: Floats  # seconds to add up shared tiles
 
     @classmethod
     def gather(

@@ -159,19 +159,15 @@ def register_limit(config: Config, target: Target) -> int:
 
 @dataclass(frozen=True)
 class WarpLayout:
-    """How the warps of a program share its tile.
+    """How the warps of a program share its tile."""
 
-    Attributes:
-        along_m, along_n: warps that own different rows, columns; fewer than num_warps when the tile is too small.
-        rows, columns: matrix instructions of one warp along M and N.
-        shape: M and N of one matrix instruction.
-    """
-
+    # along_m, along_n: warps that own different rows, columns; fewer than num_warps when the tile is too small
     along_m: int
     along_n: int
+    # rows, columns: matrix instructions of one warp along M and N
     rows: int
     columns: int
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # M and N of one matrix instruction
 
 
 def split_among_warps(config: Config, target: Target) -> WarpLayout:

@@ -45,23 +45,17 @@ FALLBACK_RATE = 0.6
 
 @dataclass(frozen=True)
 class IterationCost(Generic[Number]):
-    """The cost of one K iteration of one program.
+    """The cost of one K iteration of one program."""
 
-    Attributes:
-        a, b: bytes of its blocks of A and B, as L2 traffic.
-        far_a, far_b: the same as traffic of the caches and memory behind L2.
-        matrix: seconds of a warp's matrix instructions on one SIMD.
-        lds: seconds of LDS traffic on one compute unit.
-        issue: seconds to issue its loads, longer when rows are not aligned to the widest load.
-    """
-
+    # a, b: bytes of its blocks of A and B, as L2 traffic
     a: Number
     b: Number
+    # far_a, far_b: the same as traffic of the caches and memory behind L2
     far_a: Number
     far_b: Number
-    matrix: Number
-    lds: Number
-    issue: Number
+    matrix: Number  # seconds of a warp's matrix instructions on one SIMD
+    lds: Number  # seconds of LDS traffic on one compute unit
+    issue: Number  # seconds to issue its loads, longer when rows are not aligned to the widest load
 
     @property
     def traffic(self) -> Number:

@@ -23,21 +23,14 @@ PARTIAL_BYTES = 4
 
 @dataclass(frozen=True)
 class Wave(Generic[Number]):
-    """Identical waves of programs, of one launch or as columns of many.
+    """Identical waves of programs, of one launch or as columns of many."""
 
-    Attributes:
-        count: number of such waves, one after the other; a fraction where programs do not wait for their wave.
-        resident: programs that share a compute unit.
-        programs: programs that run on the device at a time.
-        loop: K iterations of each.
-        shared: programs that work on one tile.
-    """
-
+    # Number of such waves, one after the other; a fraction where programs do not wait for their wave.
     count: Number | float
-    resident: Number
-    programs: Number
-    loop: Number
-    shared: Number
+    resident: Number  # programs that share a compute unit
+    programs: Number  # programs that run on the device at a time
+    loop: Number  # K iterations of each
+    shared: Number  # programs that work on one tile
 
     def where(self, condition: NDArray[np.bool_], other: Wave[Floats]) -> Wave[Floats]:
         """Return the columns of this one where a condition holds, elsewhere those of another one."""

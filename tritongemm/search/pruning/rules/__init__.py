@@ -16,19 +16,14 @@ Check = Callable[[Config, Problem, Target], "str | None"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One reason to drop a config.
+    """One reason to drop a config."""
 
-    Attributes:
-        name: key of the counts.
-        check: gives the reason, or None to keep.
-        group: it applies to the templates with this group among their facts (`search.rules`); "" for all templates.
-        parts: the checks that `check` consists of for a template. A space is pruned by one after the other: those that
-            read little of a config are checked for few.
-    """
-
-    name: str
-    check: Check
+    name: str  # key of the counts
+    check: Check  # gives the reason, or None to keep
+    # It applies to the templates with this group among their facts (`search.rules`); "" for all templates.
     group: str = ""
+    # The checks that `check` consists of for a template. A space is pruned by one after the other: those that read
+    # little of a config are checked for few.
     parts: Callable[[str], Sequence[Check]] | None = None
 
 

@@ -21,7 +21,6 @@ from tritongemm.search_spaces import loader as target_files
 
 TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}
 QUICK = {
-    ("sm90", "int8"),  # with pointers, the copy engine and warps that have roles
     ("sm90", "grouped bf16"),
     ("sm90", "int4 in fragments"),
     ("gfx950", "fp4"),

@@ -4,6 +4,8 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS
 from tests.support.summing import DEPTH, RANKS_ROLE, ROLE, STEP
 from tests.support.tables import each
@@ -60,6 +62,7 @@ def test_kernels_of_one_stated_order_sum_alike_and_others_do_not(tmp_path: Path)
     assert len(set.union(*sums.values())) == len(sums), "two orders have one sum"
 
 
+@pytest.mark.heavy
 def test_sums_of_one_to_eight_ranks_agree_where_each_adds_up_its_runs_pairwise(tmp_path: Path) -> None:
     child, found = WorkerProcess(RANKS_ROLE, {"TRITON_INTERPRET": "1"}), dict[int, bytes]()
     try:

@@ -43,6 +43,7 @@ def test_what_no_plan_can_hold_is_passed_over(
     assert (tmp_path / plan["object"]).read_bytes().startswith(b"\x7fELF")
 
 
+@pytest.mark.heavy
 def test_a_config_whose_loop_spills_is_passed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

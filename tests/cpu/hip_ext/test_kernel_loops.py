@@ -76,11 +76,11 @@ def test_the_main_loop_is_an_inner_one_that_is_a_loop() -> None:
 @pytest.mark.parametrize(
     ("arch", "config", "counted"),
     [
-        ("gfx90a", Config("tile", 64, 64, 64, num_warps=4), True),
+        pytest.param("gfx90a", Config("tile", 64, 64, 64, num_warps=4), True, marks=pytest.mark.heavy),
         ("gfx942", Config("tile", 64, 64, 64, num_warps=4), True),
         ("gfx950", Config("tile", 64, 64, 64, num_warps=4, num_stages=3), True),
-        ("gfx1100", Config("tile", 64, 64, 32, num_warps=4), True),
-        ("sm80", Config("tile", 64, 64, 64, num_warps=4, num_stages=3), True),
+        pytest.param("gfx1100", Config("tile", 64, 64, 32, num_warps=4), True, marks=pytest.mark.heavy),
+        pytest.param("sm80", Config("tile", 64, 64, 64, num_warps=4, num_stages=3), True, marks=pytest.mark.heavy),
         ("sm90", Config("tma", 64, 64, 64, num_warps=4, num_stages=3), False),
         ("sm100", Config("tma", 128, 64, 64, num_warps=4, num_stages=3), False),
     ],
@@ -110,6 +110,7 @@ def compiled(arch: str, config: Config, dtype: str, m: int, n: int, **given: Any
 OPTIONS = (("kpack", 1), ("matrix_instr_nonkdim", 16))
 
 
+@pytest.mark.heavy
 def test_factors_are_loaded_in_words_ahead_of_their_sums() -> None:
     """On gfx950: shuffled powers of two and those in rows some at a time; those of fp8 blocks before the blocks."""
     for scales in ("mx_shuffled", "mx"):
@@ -121,6 +122,7 @@ def test_factors_are_loaded_in_words_ahead_of_their_sums() -> None:
     assert found and found.drains == 0 and (found.ahead or 0) > 0.7
 
 
+@pytest.mark.heavy
 def test_a_loop_that_spills_is_predicted_by_what_it_spills() -> None:
     """256 x 256 x 64 numbers for gfx942, in four warps or in eight whose operands are read by eights."""
     target, problem = load_target("gfx942"), problem_of("bf16", 4096, 4096)

@@ -91,7 +91,9 @@ def test_the_baseline_is_a_product_and_a_kernel(monkeypatch: pytest.MonkeyPatch,
     assert not verify.library_fault(problem, verify.compare(problem, family, c, family.reference(problem, operands)))
 
 
-@pytest.mark.parametrize(("m", "epilogue"), [(1, "silu_mul"), (512, "silu_mul_block")])
+@pytest.mark.parametrize(
+    ("m", "epilogue"), [(1, "silu_mul"), pytest.param(512, "silu_mul_block", marks=pytest.mark.heavy)]
+)
 def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str) -> None:
     of_c, triton = "fp8e4m3fn" if "block" in epilogue else "bf16", registry.get(KernelBackend, "triton")
     problem = Problem(m, 3072, 1024, *matrices("bf16", c=of_c, layout="TN"), epilogue=epilogue)

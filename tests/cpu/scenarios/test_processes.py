@@ -92,6 +92,7 @@ def test_a_command_imports_nothing_from_the_current_folder(words: str, tmp_path:
     assert ("modules: " if tunes else "usage: ") in out + err
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(tmp_path: Path) -> None:
     """No process holds the pipe that a terminal, or what reads the output, waits for."""
     run, planners = begin_planning(tmp_path)

@@ -82,6 +82,7 @@ def test_warps_with_roles_compile_without_spills(
     assert all(one.spills <= 8 for one in built), "Triton 3.7 spills two registers"
 
 
+@pytest.mark.heavy
 def test_warps_that_widen_a_weight_leave_room_for_wide_tiles(session_cache: Path) -> None:
     wide = Config("ws_fragments", 256, 128, 64, 4, 1, 8, 4, (("epilogue_parts", 2), ("swap_ab", 1)))
     (built,) = compiled(CASES["int4 in fragments"].problem, (wide,), session_cache)

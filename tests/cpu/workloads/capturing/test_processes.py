@@ -94,6 +94,7 @@ def counts(path: Path) -> dict[int, float]:
     return {row.problem.m: row.count for row in rows if row.operation}
 
 
+@pytest.mark.heavy
 def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None:
     """What was in the file stays too, and what the others write at the same time."""
     path = tmp_path / "shapes.yaml"

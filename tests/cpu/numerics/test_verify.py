@@ -12,7 +12,7 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.random_inputs import INITS
-from tritongemm.numerics.verify import VerifyResult, compare, library_fault, poison, verify
+from tritongemm.numerics.verify import VerifyResult, compare, epilogue_reference, library_fault, poison, verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader as target_files
@@ -55,6 +55,16 @@ def test_rounding_passes(dtype_c: str, bias: str) -> None:
     found = verified(Problem(33, 65, 70, *matrices("bf16", c=dtype_c), bias=bias))
     assert found.ok and found.reason == ""
     assert found.error > 0 or dtype_c == "fp32"
+
+
+@each(
+    ("dtype_c", "ends"),
+    [("bf16", (-600, 600)), ("fp8e4m3fn", (-448, 448)), ("fp8e4m3fnuz", (-240, 240)), ("int8", (-128, 127))],
+)
+def test_the_reference_saturates_as_kernels_do(dtype_c: str, ends: tuple[int, int]) -> None:
+    a, b = torch.tensor([[-1.0], [1.0]]).expand(2, 600), torch.ones(600, 1)
+    problem = Problem(2, 1, 600, *matrices("int8" if dtype_c == "int8" else "bf16", c=dtype_c))
+    assert epilogue_reference(problem, {"a": a, "b": b}).flatten().tolist() == [*ends]
 
 
 @each("dtype_c", ["int32", "int8"])

@@ -90,7 +90,8 @@ class ActivatedLayer(ProductOperation):
         check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
         if is_gated(act) and w.shape[0] % (2 * RUN):
             raise InputError(
-                f"w is {tuple(w.shape)}; with {act} it has {RUN} rows of gate, then {RUN} of up, and so on"
+                f"w is {tuple(w.shape)}; with {act} it has {RUN} rows of gate, then {RUN} of up, in turn, "
+                "as interleave_gate_up returns them"
             )
         wanted, (*_, columns) = given.result_type, given.shape
         if not wanted.is_floating_point:

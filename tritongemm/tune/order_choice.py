@@ -45,6 +45,13 @@ def choose(
     limit = run.options.seconds * _SHARE_OF_TIME
     if races and (limit == 0 or limit >= _LEAST_S):
         _choose_by_races(run, invariance, problems, open_store)
+    elif races:
+        for product, those in invariance.orders.items():
+            if len(those) > 1:
+                run.watcher.say(
+                    f"{product.product}: order {those[0]}, not compared with {', '.join(map(str, those[1:]))}, "
+                    f"which takes a --budget of {_LEAST_S / _SHARE_OF_TIME:.0f}s or more"
+                )
 
 
 def _choose_by_races(

@@ -163,7 +163,7 @@ def test_what_it_is_for() -> None:
     assert INT4.bytes == 19 * 384 * 2 + 40 * 192 + 40 * 3 * 2 + 19 * 40 * 2
     for problem, reason in (
         (replace(INT4, b=INT4.b._replace(row_major=True)), "column-major"),
-        (replace(INT4, k=320), "K a multiple of the 128"),
+        (replace(INT4, k=320), "K a multiple of 128: each 128 numbers"),
         (replace(INT4, c=Operand("int32")), "bf16, fp16 or fp32, not int32"),
         (replace(FP4, a=Operand("fp16")), "fp4 by bf16"),
         (in_order(replace(FP4, k=352), "halves_128"), "multiples of 128"),

@@ -57,3 +57,15 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
     assert str(invariance.order(NARROW.at(777))) == chosen
     assert invariance.order(other) == ORDERS[0]
     assert f"order {chosen}; least speed at M 1, 16, 64, 1024, 4096: 1x8192 " in capsys.readouterr().out
+
+
+def test_a_run_without_time_for_races_says_what_it_did_not_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invariance = Invariance({NARROW: ORDERS})
+    options = TuningOptions(tmp_path, seconds=79, invariance=invariance)
+    store, watcher = SimpleNamespace(record=lambda _: None), SimpleNamespace(say=print)
+    run: Any = SimpleNamespace(options=options, watcher=watcher, store=store)
+    order_choice.choose(run, [NARROW], take)
+    said = capsys.readouterr().out
+    assert "order 1x8192, not compared with 2x4096, 4x2048, which takes a --budget of 80s" in said

@@ -25,7 +25,8 @@ class FourBitWeightFamily(StandardFamily, abstract=True):
         if problem.b.row_major or problem.k % problem.scale_depth:
             depth = problem.scale_depth
             return Support(
-                f"family {self.name} wants B column-major (-col_b) and K a multiple of the {depth} of one scale"
+                f"family {self.name} wants B column-major (-col_b) and K a multiple of {depth}: "
+                f"each {depth} numbers of a column have one scale"
             )
         return SUPPORTED
 

@@ -49,7 +49,10 @@ class Family(Plugin, abstract=True):
         if problem.epilogue != "none" and (problem.kind != "one" or problem.c.type.is_integer):
             return Support(f"{problem.epilogue} is computed of one product of floats, not {problem.key}")
         if problem.fold > 1 and problem.n % (2 * RUN):
-            return Support(f"N is {problem.n}: with {problem.epilogue} B has {RUN} columns of gate, then {RUN} of up")
+            return Support(
+                f"N is {problem.n}, but must be a multiple of {2 * RUN}: "
+                f"with {problem.epilogue} B has {RUN} columns of gate, then {RUN} of up, in turn"
+            )
         if problem.in_blocks and (not problem.c.type.is_fp8 or problem.columns % SCALED_BLOCK):
             what = f"{problem.c.dtype} and {problem.columns} columns"
             return Support(f"blocks of C are of fp8 and of {SCALED_BLOCK} columns: {what} can't be {problem.epilogue}")

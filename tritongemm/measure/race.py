@@ -19,7 +19,7 @@ from tritongemm.plugins.contracts import Clock, Timer
 GRAPH_SECONDS = 4e-4  # seconds that one replay of an entry's graph takes at least, at the roofline
 LIMIT_SECONDS = 0.4  # seconds after which a race ends, once every entry has run `FEWEST_ROUNDS` times
 FEWEST_ROUNDS = 10
-BRIEF_ROUNDS = 6  # the same of a brief race
+BRIEF_ROUNDS = 7  # the same of a brief race: fewer can show no entry to be faster than another
 ROUNDS_PER_DECISION = 5  # rounds between two tests of whether the race is decided; a test takes as long as a round
 MOST_TIMES_AS_MANY_ROUNDS = 4  # how many times the protocol's rounds an undecided race may take
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.tables import each
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.measure.choose import MARGIN, Choice, beaten, choose, decided, faster, still_racing
+from tritongemm.measure.race import BRIEF_ROUNDS
 
 ROUNDS = 40
 
@@ -177,3 +178,8 @@ def test_any_samples_have_an_outcome(samples: dict[str, list[float]]) -> None:
             assert not stands.tie or stands.library_won
         assert not choice.tie or choice.library_won
         assert BASELINE_ENTRY in samples or not choice.library_won
+
+
+def test_a_brief_race_can_be_won_against_a_library() -> None:
+    samples = race(rounds=BRIEF_ROUNDS, noise=0.005, ours=1e-5, algorithm=1.05e-5)
+    assert choose(samples, libraries={"algorithm"}).name == "ours"

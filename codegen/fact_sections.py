@@ -45,9 +45,7 @@ class OrderFacts:
     # Expression of the elements of K that one program adds up from zero, before these sums are added from the first to
     # the last; 0 where K is cut otherwise, or an element's place in its tile decides.
     run: str = "K"
-    # What distinguishes the way in which these sums are added from that of other templates; "" for nothing.
-    sums: str = ""
-    by_columns: str = "0"  # expression that says whether the columns of a tile decide in which order
+    by_columns: str = "0"  # expression that says whether a tile's columns decide in which order these sums are added
     unit: str = ""  # the instructions that multiply, where the template always has the same; "" where its tile decides
     long_block: int = 0  # elements of K in a block of a sum that is too long for matrix units; 0 for one of BLOCK_K
     # Largest value of the option `RUNS`, by which one program adds up K in the order of as many splits.

@@ -33,9 +33,9 @@ def reduction_order(config: Config, problem: Problem, target: Target) -> Reducti
     run = evaluate(template.order.run, config, problem, target.compute_units)
     if not run:
         return Support(f"where {config.template} cuts K depends on M, or on the place of an element in its tile")
-    sums = template.order.sums if config.split_k > 1 else PAIRS if config.option(PAIRWISE) else ""
-    if sums and evaluate(template.order.by_columns, config, problem, target.compute_units):
-        sums += f" in tiles of {config.block_n} columns"
+    sums = PAIRS if config.option(PAIRWISE) else ""
+    if evaluate(template.order.by_columns, config, problem, target.compute_units):
+        sums = f"in tiles of {config.block_n} columns"
     block = _block(config, problem, target, template.order.long_block)
     return ReductionOrder(problem.k, min(run, problem.k), block, _unit(config, problem, target), sums)
 

@@ -128,7 +128,7 @@ def possible_orders(
         return {product: (_pairwise(order, product, runs),) for product, order in orders.items()}
     few = {product for product, m in least.items() if m <= _FEW_ROWS and _is_narrow(product, target)}
     return {
-        product: (order, *(_split_orders(order, largest[product], target, searched, limits) if product in few else ()))
+        product: (order, *(_split_orders(order, product, target, limits) if product in few else ()))
         for product, order in orders.items()
     }
 
@@ -149,45 +149,30 @@ def _is_narrow(product: Problem, target: Target) -> bool:
 
 
 def _split_orders(
-    unsplit: ReductionOrder, problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits
+    unsplit: ReductionOrder, product: Problem, target: Target, limits: SearchLimits
 ) -> Iterator[ReductionOrder]:
     """Yield the orders of splits that fill the device with a narrow product's tiles of few rows.
 
-    Where templates have two splits exchange their sums, which are fast at many rows too, theirs is the only one.
+    No kernel adds up several runs of scaled blocks one after the other: of those two splits are enough.
     """
-    tiles = cdiv(problem.n, _COLUMNS) * problem.batch
+    tiles = cdiv(product.n, _COLUMNS) * product.batch
     for splits in (2, 4, 8):
         fits = tiles * splits <= _FULL * target.compute_units and splits <= (limits.most_splits or splits)
-        if not (unsplit.k and fits and unsplit.k >= splits * _SHORTEST_RUN and unsplit.k % (splits * _STEP) == 0):
-            continue
-        exchanged = _order_of_large(problem, target, searched, limits, splits) if splits == 2 else None
-        if exchanged is not None and exchanged.sums:
-            yield exchanged
-            return
-        if not unsplit.block:
+        divides = unsplit.k >= splits * _SHORTEST_RUN and unsplit.k % (splits * _STEP) == 0
+        if unsplit.k and fits and divides and (splits == 2 or not unsplit.block):
             yield replace(unsplit, run=unsplit.k // splits)
 
 
 def _unsplit_order(problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits) -> ReductionOrder:
     """Return the order of a config for many rows that does not split K."""
-    order = _order_of_large(problem, target, searched, limits, 1)
-    if order is None:
-        raise InputError(f"--invariant: no config of {problem.key} states in which order it adds up products")
-    return order
-
-
-def _order_of_large(
-    problem: Problem, target: Target, searched: SearchedBackend, limits: SearchLimits, splits: int
-) -> ReductionOrder | None:
-    """Return the order of a config for many rows with as many splits; None if none states one."""
     depth = 128 if problem.microscaled else min(problem.scale_depth or 128, 128)
     for axes in sorted(limits.narrow(searched.space(problem, target)).axes, key=_is_for_few):
-        config = _nearest(axes, _LARGEST | {"block_k": depth, "split_k": splits})
+        config = _nearest(axes, _LARGEST | {"block_k": depth, "split_k": 1})
         order = searched.reduction_order(config, problem, target)
-        able = isinstance(order, ReductionOrder) and order.runs in (1, splits) and config.split_k == splits
+        able = isinstance(order, ReductionOrder) and order.runs == 1 and config.split_k == 1
         if isinstance(order, ReductionOrder) and able and searched.check(config, problem, target):
             return order
-    return None
+    raise InputError(f"--invariant: no config of {problem.key} states in which order it adds up products")
 
 
 def _nearest(axes: TemplateSpace, sizes: Mapping[str, int]) -> Config:

@@ -19,6 +19,7 @@ BUDGET, FINALISTS = 24, 4  # configs tried of each order at each of them, and th
 _SHARE_OF_TIME = 0.1  # of a run of limited time, which the races of each order may take
 _LEAST_S = 8.0  # less time than this gives no order a fair race
 _NO_SPEED = 1e-3  # of an order that has no kernel at a size
+_NO_LOSS = 0.95  # speed from which an order loses too little to be passed over for it
 _ALIKE = 0.98  # share of the best order's least speed from which an order is compared by its mean
 
 
@@ -78,9 +79,9 @@ def choose_order(speeds: Sequence[Sequence[float]]) -> int:
     """Return the place of the order to take.
 
     Args:
-        speeds: of each order at each size, over the library's or the fastest order's; more than 1 is no loss.
+        speeds: of each order at each size, over the library's or the fastest order's.
     """
-    least = [min(1.0, *own) for own in speeds]
+    least = [min(_NO_LOSS, *own) for own in speeds]
     alike = [place for place, share in enumerate(least) if share >= _ALIKE * max(least)]
     return max(alike, key=lambda place: geometric_mean(speeds[place]))
 

@@ -36,6 +36,7 @@ def prepare(model: nn.Module, compiled: bool, invariant: bool) -> None:
         weight = next((w for w in model.parameters() if w.is_cuda), None)
         if weight is None:
             return
+        dispatcher.want_invariant_rows(LOG, invariant)
         dispatcher.load_weights(model.parameters(), weight.get_device())
         if compiled:
             serve_compiled_code()

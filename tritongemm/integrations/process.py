@@ -173,7 +173,8 @@ def serves_invariantly(w: Tensor, wanted: bool) -> bool:
         w: the layer's weight.
         wanted: whether a row of the result must have the same bits at every M.
     """
-    default_dispatcher().want_invariant_rows(LOG, wanted)
+    if not torch.compiler.is_compiling():  # a traced function can note nothing: the model's loading did
+        default_dispatcher().want_invariant_rows(LOG, wanted)
     return not wanted or (w.dim() == 2 and (w.shape[0], w.shape[1], False) in default_dispatcher().invariant_weights)
 
 

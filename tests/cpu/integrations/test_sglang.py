@@ -46,14 +46,16 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
 
 
 def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry, places, _ = install_sglang(monkeypatch)
+    registry, places, mode = install_sglang(monkeypatch)
     sglang.register()
     registry.apply_hooks()
     method, operands = places.UnquantizedLinearMethod(), (torch.randn(3, 64), torch.randn(32, 64), torch.randn(32))
     with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (_, make):
         layer = layer_of(make(32, 64))
-        graphs = compile_for_each_m(lambda x: method.apply(layer, x), make)
-    assert graphs == [[torch.ops.tritongemm.sglang_linear]]
+        assert compile_for_each_m(lambda x: method.apply(layer, x), make) == [[torch.ops.tritongemm.sglang_linear]]
+        mode.is_batch_invariant_mode_enabled = lambda: True
+        unloaded.invariant_weights = frozenset([(32, 64, False)])  # as if its row stated an order
+        assert compile_for_each_m(lambda x: method.apply(layer, x), make) == [[torch.ops.tritongemm.sglang_linear]]
     # Without a row the method itself computes, in the operation's body.
     assert torch.equal(torch.ops.tritongemm.sglang_linear(*operands), functional.linear(*operands))
 

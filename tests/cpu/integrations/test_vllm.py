@@ -5,7 +5,6 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -145,12 +144,14 @@ def test_rows_that_state_their_order_serve_where_batches_must_not_matter(
     layers = [sys.modules[f"vllm.model_executor.layers.{name}"] for name in ("linear", "vocab_parallel_embedding")]
     monkeypatch.setattr(InvariantKernel, "review", lambda self, answer, call, device: answer)
     with gpu_that_serves(monkeypatch, unloaded, [row]) as (served, make):
+        w, compute = make(32, 64), layers[0].linear_batch_invariant
+        # A server traces its model before it calls a layer.
+        assert compile_for_each_m(lambda x: compute(x, w), make) == [[torch.ops.tritongemm.vllm_invariant_linear]]
+        served.shapes.clear()
         for at, layer in enumerate(layers, start=1):
-            compute: Any = layer.linear_batch_invariant
+            compute = layer.linear_batch_invariant
             assert compute(make(16, 64), make(33, 64)).shape == (16, 33) and len(served.shapes) == at - 1
             assert compute(make(16, 64), make(32, 64)).shape == (16, 32) and len(served.shapes) == at
-        w = make(32, 64)
-        assert compile_for_each_m(lambda x: compute(x, w), make) == [[torch.ops.tritongemm.vllm_invariant_linear]]
 
 
 def test_another_vllm_is_left_as_it_is(

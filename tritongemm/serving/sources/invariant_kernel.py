@@ -174,7 +174,7 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Config]:
         for depth in depths:
             for rows, columns, warps, options in tiles:
                 yield Config(template, rows, columns, depth, 1, 1, warps, 3, (*options, *alike, *several.items()))
-    for splits in (1, 2):  # the orders of long sums in fp8, and of two splits that exchange their sums
+    for splits in (1, 2):  # the orders of long sums in fp8, and of two splits of scaled blocks
         for depth in depths:
             low = Config("ws_tma_swapped", 16, 64, depth, 1, splits, 4, 4, (("swap_ab", 1),))
             high = Config("ws_tma", 128, 128, depth, 1, splits, 8, 4)

@@ -229,6 +229,8 @@ def complete_runs(config: Config, problem: Problem, compute_units: int) -> str |
         return f"a tile must have {SCALED_BLOCK} columns of C, {wide} of B, for the factors of its rows"
     if config.block_n % least == 0 and body % (least * parts) == 0:
         return None
+    if not kernel_template(config.template).search.matrix and least % config.block_n == 0 and config.block_n > 1:
+        return None  # a part of one run of gate and the same one of up
     return f"each of {parts} parts of {body} columns must have {RUN} of gate, as many of up, and so on"
 
 

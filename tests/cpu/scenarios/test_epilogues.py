@@ -20,7 +20,8 @@ POINTERS = [
     Config("tile", 16, 32, 16, 2, 2),
     Config("tile", 16, 16, 32, options=(("swap_ab", 1), ("poll", 1)), split_k=2),
     Config("gemv", 1, 16, 128, num_warps=2),
-    Config("gemv", 2, 16, 128, split_k=2, num_warps=2),
+    Config("gemv", 2, 8, 128, split_k=2, num_warps=2),
+    Config("gemv", 1, 2, 128, num_warps=2),
 ]
 STREAMED = Config("stream_k", 16, 32, 16, options=(("num_sms", 3),))
 DESCRIBED = [

@@ -1,4 +1,5 @@
-"""A server with the HTTP API of vLLM and SGLang that answers in milliseconds; with a table it is faster.
+"""A server with the HTTP API of vLLM and SGLang that answers in milliseconds; with a table it is faster, and sends two
+tokens at a time.
 
 Usage: python -m tests.support.toy_server --port N [--fault FAULT]
 """
@@ -45,11 +46,16 @@ class Toy:
 
     async def _stream(self, writer: asyncio.StreamWriter, count: int) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for place in range(count + 1):
+        for place in range(1, count + 1):
             await asyncio.sleep(STEP_S / 2 if self.has_table else STEP_S)
-            event = b'data: {"choices": [{"text": "t"}]}\n\n' if place < count else b"data: [DONE]\n\n"
-            writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+            if place % (1 + self.has_table) == 0:
+                self._send_event(writer, {"choices": [{"text": "t"}], "usage": {"completion_tokens": place}})
+        self._send_event(writer, {"choices": [], "usage": {"completion_tokens": count}})
         writer.write(b"0\r\n\r\n")
+
+    def _send_event(self, writer: asyncio.StreamWriter, data: object) -> None:
+        event = f"data: {json.dumps(data)}\n\n".encode()
+        writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
 
     def _tokens(self, count: int) -> bytes:
         tokens = [f"t{place + 100 * (self.has_table and place > 4)}" for place in range(count)]

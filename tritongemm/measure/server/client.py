@@ -14,6 +14,8 @@ from tritongemm.system.printable import printable
 _CONNECT_SECONDS = 5.0
 _LONGEST_LINE = 1 << 22  # bytes
 _MOST_OF_COMPLAINT = 500  # characters
+_TOGETHER_S = 1e-4  # what comes sooner after another was read with it
+_COUNTED = {"include_usage": True, "continuous_usage_stats": True}  # each event says how many tokens there are
 _Answer = TypeVar("_Answer")
 
 
@@ -21,7 +23,7 @@ class Arrivals(NamedTuple):
     """When the tokens of one answer came."""
 
     first_s: float  # seconds from the request to the first token
-    gaps_s: list[float]  # seconds between two events with tokens
+    gaps_s: list[float]  # seconds of each token behind the first event's; tokens of one event share the time before it
 
 
 class Continuation(NamedTuple):
@@ -70,16 +72,20 @@ class Client:
         return await self._limited(self._stream(prompt, answer))
 
     async def _stream(self, prompt: Sequence[int], answer: int) -> Arrivals:
-        begin, times = time.perf_counter(), list[float]()
-        async with aclosing(self._lines("POST", "/v1/completions", self._body(prompt, answer, stream=True))) as lines:
+        begin, events = time.perf_counter(), list[tuple[float, int]]()
+        body = self._body(prompt, answer, stream=True, stream_options=_COUNTED)
+        async with aclosing(self._lines("POST", "/v1/completions", body)) as lines:
             async for line in lines:
                 if line.startswith(b"data: {"):
-                    times.append(time.perf_counter())
-                    if line.startswith((b'data: {"error"', b'data: {"object":"error"')):
-                        raise UnavailableError(f"the server answered {_words(line)}")
-        if not times:
+                    now, count = time.perf_counter(), _tokens(line, events[-1][1] if events else 0)
+                    if events and now - events[-1][0] < _TOGETHER_S:
+                        now = events.pop()[0]
+                    if not events or count > events[-1][1]:
+                        events.append((now, count))
+        if not events or not events[-1][1]:
             raise UnavailableError("the server answered without a token")
-        return Arrivals(times[0] - begin, [after - before for before, after in pairwise(times)])
+        gaps = [((after - before) / (n - m), n - m) for (before, m), (after, n) in pairwise(events)]
+        return Arrivals(events[0][0] - begin, [gap for gap, tokens in gaps for _ in range(tokens)])
 
     async def greedy(self, prompt: Sequence[int], answer: int) -> Continuation:
         """Return the most probable tokens behind a prompt."""
@@ -148,6 +154,20 @@ async def _blocks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """Yield a body that ends with the connection."""
     while block := await reader.read(1 << 16):
         yield block
+
+
+def _tokens(line: bytes, before: int) -> int:
+    """Return the tokens of an answer up to an event: one more than before where the server does not count them.
+
+    A server that is slower in sending tokens than in making them puts several into one event.
+    """
+    event = json.loads(line.removeprefix(b"data: "))
+    if "error" in event or event.get("object") == "error":
+        raise UnavailableError(f"the server answered {_words(line)}")
+    if not event["choices"]:  # usage alone, behind the last token
+        return before
+    usage = event.get("usage") or {}
+    return int(usage.get("completion_tokens", before + 1))
 
 
 def _words(text: bytes) -> str:

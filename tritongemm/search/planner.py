@@ -63,10 +63,10 @@ def _with_runs(space: Space, limits: SearchLimits) -> Space:
     return replace(space, axes=tuple(map(wider, space.axes)))
 
 
-def plan_search(
-    problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
-) -> PlannedProblem:
-    """Plan one problem."""
+def rank_space(
+    problem: Problem, target: Target, backend: str, limits: SearchLimits = NO_LIMITS
+) -> tuple[Space, Pruned, Predictions]:
+    """Return a problem's space, what pruning keeps of it, and that in the order of the time that the model expects."""
     searched = registry.get(SearchedBackend, backend)
     space = limits.narrow(searched.space(problem, target))
     if not limits.templates:
@@ -77,6 +77,13 @@ def plan_search(
     pruned = prune.prune(space, problem, target, _rules(limits, searched, problem))
     if "order" in pruned.skipped:
         pruned = replace(pruned, kept=())  # no config has that order
-    order = cost_model.rank(tuple(dict.fromkeys((*pruned.kept, *limits.first))), problem, target)
-    module = searched.write_candidates(problem, order.configs, target, folder)
+    return space, pruned, cost_model.rank(tuple(dict.fromkeys((*pruned.kept, *limits.first))), problem, target)
+
+
+def plan_search(
+    problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
+) -> PlannedProblem:
+    """Plan one problem."""
+    space, pruned, order = rank_space(problem, target, backend, limits)
+    module = registry.get(SearchedBackend, backend).write_candidates(problem, order.configs, target, folder)
     return PlannedProblem(problem, space, order, pruned, module)

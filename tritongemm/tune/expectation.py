@@ -33,6 +33,7 @@ class Expectation:
     def __init__(self, span: MSpan, target: Target) -> None:
         self._span, self._target = span, target
         self._kernels: dict[int, dict[Config, float]] = {}  # seconds over those that the model expects, by M
+        self._fitting: list[Config] = []
         self._algorithms: list[tuple[Config, int, float]] = []
         self._features = np.empty((0, len(_TILE)))  # of the algorithms, as `_option_rows`
         self._option_rows = np.empty((0, len(_OPTIONS_COMPARED)), np.int64)
@@ -49,11 +50,23 @@ class Expectation:
             self._features = np.concatenate([self._features, _features(configs)])
             self._option_rows = np.concatenate([self._option_rows, _options(configs)])
 
+    def offer(self, kernels: Iterable[Config]) -> None:
+        """Add kernels that no searched M has measured, with tiles that fit others."""
+        self._fitting += kernels
+
     def kernels(self, m: int, searched: Sequence[int]) -> list[Config]:
-        """List the kernels of searched M in the order of their expected time at an M; some may not fit it."""
+        """List the kernels of searched M, and those that were offered, in the order of their expected time at an M."""
         known = [self._kernels[one] for one in searched]
-        modelled = self._modelled(dict.fromkeys(config for ratios in known for config in ratios), m)
-        expected = {c: s * fmean(ratios[c] for ratios in known if c in ratios) for c, s in modelled.items()}
+        nearest = sorted(self._kernels, key=lambda one: abs(np.log(m / one)))
+
+        def ratio(config: Config) -> float:
+            found = [ratios[config] for ratios in known if config in ratios]
+            found = found or [self._kernels[one][config] for one in nearest if config in self._kernels[one]][:1]
+            alike = (r for ratios in known for c, r in ratios.items() if c.template == config.template)
+            return fmean(found or [*alike] or [r for ratios in known for r in ratios.values()] or [1.0])
+
+        modelled = self._modelled(dict.fromkeys([*(c for ratios in known for c in ratios), *self._fitting]), m)
+        expected = {config: seconds * ratio(config) for config, seconds in modelled.items()}
         return sorted(expected, key=expected.__getitem__)
 
     def algorithms(self, m: int, offered: Iterable[Config]) -> list[Config]:

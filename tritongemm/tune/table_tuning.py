@@ -1,7 +1,8 @@
 """The stage that makes tables over M from the tuned sizes of one product.
 
 Rows are measured from the largest M down. At an M between the searched ones, the candidates expected to be fastest race
-there: kernels of the nearest searched M, algorithms of the libraries, and the winner of the row above.
+there: kernels of the nearest searched M and such whose tiles fit M between them, algorithms of the libraries, and the
+winner of the row above.
 A row serves the M below it down to the next row, which begins where tiles of another height fit better. Then the rows
 are measured at held-out M, which had no part in this; if a row is too slow there, its range is split.
 """
@@ -19,6 +20,7 @@ from math import inf
 from statistics import median
 
 from tritongemm.build.prepare import brings_kernels, compile_job
+from tritongemm.codegen import template_facts
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
@@ -29,6 +31,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.validity import check_config
+from tritongemm.search import planner
 from tritongemm.tune import roster
 from tritongemm.tune.expectation import Expectation
 from tritongemm.tune.m_table import MOST_REGRET, MeasuredM, MTable, library_serves
@@ -37,7 +40,7 @@ from tritongemm.tune.run import TuningRun
 from tritongemm.tune.task import make_record
 from tritongemm.workloads.m_spans import MSpan
 
-KERNELS = (2, 6)  # kernels that race at an M as the fastest expected there; the second number where M is small
+KERNELS = (3, 6)  # kernels that race at an M as the fastest expected there; the second number where M is small
 ALGORITHMS = (5, 2)  # the same of the libraries' algorithms
 MOST_OF_A_TILE = 2  # of those algorithms that have the same tile
 GUESSES = 48  # algorithms that a library is asked for, its own best guesses
@@ -49,6 +52,7 @@ MOST_TRIES = 2  # times that M are held out, where rows failed at the first
 _SCREENED = 24  # kernels of a searched M, the fastest first, that may race at its neighbours
 _FINE_UP_TO = 64  # M up to which the ladder has every tile's height
 _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
+_FITTING_STEP, _FITTING_TILES = 1.13, 2  # from one M for which kernels are offered to the next; of how many tiles
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
 
 
@@ -166,6 +170,24 @@ class TableTuning:
         found += [replace(by_digest[job.digest], config=config) for config, job in jobs if job.digest in by_digest]
         return [artifact for artifact in found if artifact.status == "ok"]
 
+    def fitting(self, span: MSpan, device: RacingDevice) -> list[Config]:
+        """Return kernels whose tiles are expected to be the fastest at M between the searched ones, all compiled."""
+        options, target = self._run.options, device.evaluator.target
+        backend = next(filter(roster.is_searched, options.backends), "")
+        roles = (n for n in template_facts.names() if "warp_roles" in template_facts.search_facts(n).rules)
+        templates = tuple(name for name in roles if not options.limits.templates or name in options.limits.templates)
+        found: dict[Config, None] = {}
+        m = _FINE_UP_TO * _FITTING_STEP
+        while backend and templates and m < span.high and self.in_time():
+            problem = span.at(round(m))
+            limits = replace(options.limits_of(problem), most_splits=1, templates=templates)
+            tiles: dict[tuple[str, int, int], Config] = {}
+            for config in planner.rank_space(problem, target, backend, limits)[2].configs:
+                tiles.setdefault((config.template, config.block_m, config.block_n), config)
+            found |= dict.fromkeys(islice(tiles.values(), _FITTING_TILES))
+            m *= _FITTING_STEP
+        return [artifact.config for artifact in self._artifacts(span.at(span.high), found, device.evaluator)]
+
     def guesses(self, problem: Problem, device: RacingDevice, limit: int = GUESSES) -> list[Config]:
         """Return the first few algorithms of each library's own heuristic."""
         found: list[Config] = []
@@ -194,6 +216,8 @@ class _SpanTuning:
                 self._searched.append(m)
                 self._expectation.note(m, tables.screened(span.at(m)))
                 self._table.rows[m] = found
+        if self._searched:
+            self._expectation.offer(tables.fitting(span, device))
 
     def table(self) -> MTable:
         """Return the table; empty where none of its searched M has a result."""

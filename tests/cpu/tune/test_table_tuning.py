@@ -22,6 +22,7 @@ from tritongemm.measure.invariance import Invariance
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.tune.expectation import Expectation
 from tritongemm.tune.m_table import MeasuredM, MTable
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.table_tuning import TableTuning
@@ -106,7 +107,7 @@ def make_table(
     store: Store, evaluator: ScriptedEvaluator, options: TuningOptions = OPTIONS, ends: float = inf
 ) -> MTable:
     """The table of the span, made by a run whose seconds are spent at a moment."""
-    pool = SimpleNamespace(stream=lambda jobs: iter(list(jobs)))
+    pool = SimpleNamespace(stream=lambda _: iter(()))  # no kernel compiles
     run: Any = SimpleNamespace(
         store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter(), ends=ends
     )
@@ -136,6 +137,16 @@ def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None
         held_out = {int(m) for r in records for m in r.held_out}
         assert held_out and held_out.isdisjoint(r.problem.m for r in records)
         assert all(store.record(r.problem) == r for r in records)
+
+
+def test_a_kernel_whose_tiles_fit_an_m_is_expected_to_be_the_fastest_there() -> None:
+    expectation = Expectation(SPAN, TARGET)
+    searched = Config("tma", 64, 64, 128, 4, 1, 4, 7, (("ahead", 1),))
+    fitting = Config("ws_tma_swapped", 48, 64, 128, 4, 1, 4, 8, (("ahead", 2), ("swap_ab", 1)))
+    for m in (64, 256):
+        expectation.note(m, {searched: 15e-6})
+    expectation.offer([fitting])
+    assert [expectation.kernels(m, [256, 64])[0] for m in (132, 256)] == [fitting, searched]
 
 
 def test_seconds_that_the_search_spent_are_not_spent_again(path: Path) -> None:

@@ -138,6 +138,11 @@ def _gather(signature: Mapping[str, str], constants: Mapping[str, float], given:
     _put(at, mixture_steps.gather(x, at("order", rows), topk, mode, at("q", 1).dtype))
 
 
+def _route(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
+    _sort(signature, constants, {**given, "count": given["rows"]})
+    _gather(signature, constants, given)
+
+
 def _activate(signature: Mapping[str, str], constants: Mapping[str, float], given: Mapping[str, int]) -> None:
     from tritongemm.operations import mixture_steps
 
@@ -171,6 +176,7 @@ HELPERS = {
     "quantize_groups": _quantize("block"),
     "sort_rows": _sort,
     "gather_rows": _gather,
+    "route_rows": _route,
     "activate_rows": _activate,
     "combine_rows": _combine,
 }

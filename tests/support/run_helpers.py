@@ -103,7 +103,10 @@ def mixture(gpu: Emulated, dtype: torch.dtype, mode: str) -> float:
     for one, other in zip((order, place, ends), mixture_steps.sort(ids, experts), strict=True):
         assert torch.equal(one.long(), other.long()), "sort"
     worst, x = 0.0, torch.randn(tokens, 2 * K).bfloat16()
+    routed, found = steps.route(x[:, :K].contiguous(), ids, experts, mode, dtype)
+    assert all(torch.equal(a.long(), b.long()) for a, b in zip(found, (order, place, ends), strict=True)), "route"
     pairs = [
+        (routed, mixture_steps.gather(x[:, :K].contiguous(), order, topk, mode, dtype)),
         (steps.gather(x[:, :K].contiguous(), order, topk, mode, dtype),
          mixture_steps.gather(x[:, :K].contiguous(), order, topk, mode, dtype)),
         (steps.activate(x, "silu", mode, dtype), mixture_steps.activate(x, "silu", mode, dtype)),

@@ -30,6 +30,7 @@ _POWERS, _PACKED_POWERS = 3, 4  # of fp8, and of fp4
 _INTEGERS = 5  # with a factor for each row
 _GROUPS_STORED = 8  # powers of a row that are stored together, at most
 _SORTED_AT_A_TIME = (128, 1024)  # ids that a program looks at together, where there are few and many
+MOST_ROUTED = _SORTED_AT_A_TIME[-1]  # rows that one kernel sorts and gathers
 _COMBINED_AT_A_TIME = 1024  # columns of a token's result
 _FEW_COLUMNS = 4096  # of a row that four warps hold
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
@@ -54,6 +55,21 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
     divided = {"K": k, "stride": stride}
     text, constants = _text(mode), _row_constants(dtype_q, mode, k)
     return _chosen("gather_rows", pointers, numbers, constants, (rows, 1), divided, text)
+
+
+def choose_route(
+    ids: str, dtype_x: str, dtype_q: str, mode: str, shape: tuple[int, int], stride: int, topk: int, experts: int
+) -> Chosen:
+    """Return the kernel that does what those of `choose_sort` and `choose_gather` do, for at most `MOST_ROUTED` rows of
+    a shape [rows, K].
+    """
+    rows, k = shape
+    count = next(most for most in _SORTED_AT_A_TIME if rows <= most)
+    pointers = {"ids_ptr": f"*{ids}", "x_ptr": _pointer(dtype_x)}
+    pointers |= dict.fromkeys(("order_ptr", "place_ptr", "ends_ptr"), "*i32") | _results(dtype_q, mode)
+    numbers = {"rows": rows, "K": k, "stride": stride, "topk": topk, "experts": experts}
+    constants, grid = {"COUNT": count, **_row_constants(dtype_q, mode, k)}, (max(rows, experts), 1)
+    return _chosen("route_rows", pointers, numbers, constants, grid, {"K": k, "stride": stride}, _text(mode))
 
 
 def choose_activate(
@@ -98,6 +114,8 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
         yield from (choose_sort(ids, count, problem.group_count) for count in _SORTED_AT_A_TIME)
     if target.supports(problem.a.type) or not problem.a.type.is_fp8:
         yield choose_gather(x, q, mode, problem.m, k, k, 1)
+        counts = [(ids, count) for ids in ID_TYPES for count in _SORTED_AT_A_TIME]
+        yield from (choose_route(ids, x, q, mode, (count, k), k, 1, problem.group_count) for ids, count in counts)
         yield from (choose_activate(x, q, mode, problem.m, k, activation) for activation in ACTIVATIONS)
     for weights in dict.fromkeys(("fp32", x)):
         for power in range(MOST_TOPK.bit_length()):
@@ -163,5 +181,5 @@ def _chosen(
     divisors = {number: gcd(value, _DIVISOR) for number, value in (divided or {}).items()}
     warps = 8 if constants["BLOCK"] > _FEW_COLUMNS else 4
     signature = pointers | dict.fromkeys(numbers, "i32")
-    helper = HelperKernel(name, text or _text(), signature, constants, divisors, warps)
+    helper = HelperKernel(name, text or _text(), signature, constants, divisors, warps, overlaps=True)
     return helper, HelperArguments((*grid, 1), numbers)

@@ -20,7 +20,8 @@ _TEXTS = Path(__file__).parents[1] / "codegen" / "templates" / "helpers"
 @cache
 def read_text(name: str) -> str:
     """Return the module of kernels of a file in templates/helpers, without its suffix."""
-    return (_TEXTS / f"{name}.j2").read_text(encoding="utf-8")
+    text, begin = ((_TEXTS / f"{one}.j2").read_text(encoding="utf-8") for one in (name, "_begin"))
+    return text.replace("{{ begin }}", begin)
 
 
 @cache

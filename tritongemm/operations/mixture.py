@@ -103,9 +103,9 @@ def compute(checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[Gr
         return x.new_empty(x.shape)
     x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
     ids = topk_ids.contiguous()
-    order, place, ends = steps.sort(ids, w1.shape[0])
+    (rows, of_rows), sorted_ids = steps.route(x, ids, w1.shape[0], mode, _rows_type(given, w1))
+    order, place, ends = sorted_ids
     of_w1, of_w2 = (None if one is None else ExpertBias(one, ids, order) for one in (given.w1_bias, given.w2_bias))
-    rows, of_rows = steps.gather(x, order, topk_ids.shape[1], mode, _rows_type(given, w1))
     h = multiply(GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, *_rest(checked.given)))
     inner, of_inner = steps.activate(h, activation, mode, _rows_type(given, w2), of_w1)
     y = multiply(GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, *_rest(checked.given)))

@@ -40,6 +40,11 @@ class MixtureSteps(Protocol):
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
         """Return each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
 
+    def route(
+        self, x: Tensor, ids: Tensor, experts: int, mode: str, dtype: torch.dtype
+    ) -> tuple[Rows, tuple[Tensor, Tensor, Tensor]]:
+        """Gather the rows of ids [tokens, k] as `sort` sorts them, and return also what it does."""
+
     def activate(
         self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None
     ) -> Rows:
@@ -78,6 +83,14 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
 def gather(x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
     """Return each sorted row's token of x [tokens, K], in a type, with its factors where it is quantised."""
     return _put(x[order // topk], mode, dtype)
+
+
+def route(
+    x: Tensor, ids: Tensor, experts: int, mode: str, dtype: torch.dtype
+) -> tuple[Rows, tuple[Tensor, Tensor, Tensor]]:
+    """Gather the rows of ids [tokens, k] as `sort` sorts them, and return also what it does."""
+    found = sort(ids, experts)
+    return gather(x, found[0], ids.shape[1], mode, dtype), found
 
 
 def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None) -> Rows:

@@ -139,12 +139,10 @@ class MoeKernels:
 
     def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sort as `MixtureSteps.sort`."""
-        count = ids.numel()
-        order, place = (ids.new_empty(count, dtype=torch.int32) for _ in range(2))
-        ends = ids.new_empty(experts, dtype=torch.int32)
-        operands = {"ids": ids, "order": order, "place": place, "ends": ends}
-        done = self._run(expert_kernels.choose_sort, (_ID_TYPES[ids.dtype], count, experts), operands)
-        return (order, place, ends) if done else mixture_steps.sort(ids, experts)
+        made = _empty_order(ids, experts)
+        asked = _ID_TYPES[ids.dtype], ids.numel(), experts
+        done = self._run(expert_kernels.choose_sort, asked, {"ids": ids, **made})
+        return (made["order"], made["place"], made["ends"]) if done else mixture_steps.sort(ids, experts)
 
     def gather(self, x: Tensor, order: Tensor, topk: int, mode: str, dtype: torch.dtype) -> Rows:
         """Gather as `MixtureSteps.gather`."""
@@ -155,6 +153,21 @@ class MoeKernels:
         asked = DTYPE_NAMES[x.dtype], _name(dtype, mode), mode, rows, k, x.stride(0), topk
         done = self._run(expert_kernels.choose_gather, asked, operands)
         return (q, as_taken(scale, mode)) if done else mixture_steps.gather(x, order, topk, mode, dtype)
+
+    def route(
+        self, x: Tensor, ids: Tensor, experts: int, mode: str, dtype: torch.dtype
+    ) -> tuple[Rows, tuple[Tensor, Tensor, Tensor]]:
+        """Route as `MixtureSteps.route`, of a few rows by one kernel."""
+        x, shape, topk = _aligned(x), (ids.numel(), x.shape[1]), ids.shape[1]
+        if shape[0] <= expert_kernels.MOST_ROUTED:
+            q, scale = empty_rows(x, *shape, mode, dtype)
+            made = _empty_order(ids, experts)
+            operands = {"ids": ids, "x": x, **made, "q": q, "scale": q if scale is None else scale}
+            types = _ID_TYPES[ids.dtype], DTYPE_NAMES[x.dtype], _name(dtype, mode)
+            if self._run(expert_kernels.choose_route, (*types, mode, shape, x.stride(0), topk, experts), operands):
+                return (q, as_taken(scale, mode)), (made["order"], made["place"], made["ends"])
+        found = self.sort(ids, experts)
+        return self.gather(x, found[0], topk, mode, dtype), found
 
     def activate(
         self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None
@@ -207,6 +220,12 @@ class MoeKernels:
             warnings.warn(f"PyTorch's operations do a step of fused_moe, as no kernel does: {error}", stacklevel=5)
         keep(self._table, key, call)
         return call
+
+
+def _empty_order(ids: Tensor, experts: int) -> dict[str, Tensor]:
+    """Return the memory for what `MixtureSteps.sort` returns."""
+    lengths = {"order": ids.numel(), "place": ids.numel(), "ends": experts}
+    return {name: ids.new_empty(length, dtype=torch.int32) for name, length in lengths.items()}
 
 
 def _added(bias: ExpertBias | None, near: Tensor) -> tuple[expert_kernels.Added, dict[str, Tensor]]:

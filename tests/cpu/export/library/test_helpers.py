@@ -138,7 +138,7 @@ def test_kernels_of_experts_compile_ahead_of_time(arch: str, fp8: str) -> None:
     target = loader.load_target(arch)
     chosen = [
         expert_kernels.choose_sort("i64", 14, 8),
-        expert_kernels.choose_gather("bf16", fp8, "block", 14, 256, 256, 2),
+        expert_kernels.choose_route("i64", "bf16", fp8, "block", (14, 256), 256, 2, 8),
         expert_kernels.choose_activate("bf16", fp8, "row", 14, 200, "gelu"),
         expert_kernels.choose_gather("bf16", "int8", "row", 14, 200, 200, 2),
         expert_kernels.choose_activate("fp16", "int8", "row", 14, 384, "silu"),

@@ -46,8 +46,8 @@ scaled_bmm: scaled batch, right
 scaled_bmm: scaled batch, right
 grouped_mm: plain first, right
 grouped_mm: plain first, right
-fused_moe: sort_rows, gather_rows, plain first, activate_rows, plain second, combine_rows, right
-fused_moe of fp8: sort_rows, gather_rows, first, activate_rows, second, combine_rows, right
+fused_moe: route_rows, plain first, activate_rows, plain second, combine_rows, right
+fused_moe of fp8: route_rows, first, activate_rows, second, combine_rows, right
 """
 
 

@@ -33,9 +33,11 @@ LONG_FP8_SUM = 8192
 WARPS_OF_A_GROUP = 4
 # Constants that follow from a config's tile and splits, and that it can't name.
 DERIVED = {"tail", "padded", "exchange"}
-# Columns of a tile that is in wider blocks: the copy engine stores at least 16 at a time well, and a matrix
-# instruction has at most 256.
-PADDED_STEP, MOST_PADDED = 16, 256
+# Columns of a tile that is in wider blocks: a matrix instruction has a multiple of 8, at most 256. Of C the copy engine
+# stores at least 16 at a time well, or with exchanged operands 8 rows.
+PADDED_STEP, SWAPPED_STEP, MOST_PADDED = 16, 8, 256
+# Bytes along K of a block whose rows, 8 at a time, may begin anywhere: their bytes are swizzled among themselves.
+SWIZZLED_BYTES = 128
 # Of tiles whose splits exchange sums: the numbers of splits; the most elements, for whose sums shared memory has room
 # beside the ring; the fewest columns that each program adds up.
 EXCHANGED_SPLITS, EXCHANGED_SUMS, EXCHANGED_COLUMNS = (2, 4), 128 * 128, 8
@@ -87,12 +89,12 @@ class KernelTemplate:
     def value(self, config: Config, option: str, halved: bool = False) -> int:
         """Return a config's value of one of `constexprs`: an option of its own, or one that every config has."""
         if option == "padded":
-            return padded_columns(config)
+            return padded_columns(config, halved)
         if option == "exchange":
             return int(exchanges_sums(config))
         if option == "tail":
             columns = self.columns(config)
-            if padded_columns(config):
+            if padded_columns(config, halved):
                 return 0
             return columns // 2 if halved and columns > HALVED_COLUMNS and not tail(columns) else tail(columns)
         if option in ("num_warps", "num_stages"):
@@ -135,16 +137,28 @@ def _has_constant(template: str, name: str) -> bool:
     return template in names() and name in kernel_template(template).constexprs
 
 
-def padded_columns(config: Config) -> int:
+def padded_columns(config: Config, halved: bool = False) -> int:
     """Return the columns of the block, a power of two, of which matrix instructions take as many as a tile has.
 
     Returns:
-        0 for a tile that is multiplied as wide as its blocks are, of any template.
+        0 for a tile that is multiplied as wide as its blocks are, of any template, and for one of two powers of two
+        that is `halved` (see `in_halves`) or too wide for one instruction.
     """
     if not _has_constant(config.template, "padded"):
         return 0
     columns = kernel_template(config.template).columns(config)
-    return 1 << columns.bit_length() if columns.bit_count() > 2 else 0
+    parts = 2 if halved or columns > MOST_PADDED else 1
+    return 1 << columns.bit_length() if columns.bit_count() > parts else 0
+
+
+def columns_of_slot(config: Config, problem: Problem) -> int:
+    """Return the columns of a tile, as matrix instructions see them, that a slot of the ring has room for."""
+    template = kernel_template(config.template)
+    columns, padded = template.columns(config), padded_columns(config, in_halves(problem))
+    swapped = template.value(config, "swap_ab") == 1
+    along_k = problem.a.row_major if swapped else not problem.b.row_major
+    tight = along_k and config.block_k * problem.a.type.bytes == SWIZZLED_BYTES
+    return padded if padded and not tight else columns
 
 
 def operands(problem: Problem) -> tuple[str, ...]:
@@ -303,8 +317,9 @@ def odd_block(config: Config) -> str | None:
             if value < 1 or value % groups or (value // groups).bit_count() > 1:
                 return f"{axis} must be a power of two for each of the {groups} groups of 4 warps, not {value}"
         elif padded and wide:
-            if value % PADDED_STEP or value > MOST_PADDED:
-                others = f"the sum of two, or a multiple of {PADDED_STEP} up to {MOST_PADDED}"
+            step = SWAPPED_STEP if swapped else PADDED_STEP
+            if value % step or value > MOST_PADDED:
+                others = f"the sum of two, or a multiple of {step} up to {MOST_PADDED}"
                 return f"{axis} must be a power of two, {others}, not {value}"
         elif value < 1 or value.bit_count() > 1 + (with_roles and wide):
             return f"{axis} must be a power of two{' or the sum of two' if with_roles and wide else ''}, not {value}"

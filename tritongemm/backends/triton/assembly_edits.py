@@ -10,6 +10,7 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
   memory of both programs, and stores both.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
 - ``columns N``: products have N columns of the wider block that Triton has.
+- ``apart N``: blocks that the number in this register finds in shared memory are N bytes apart, fewer than Triton has.
 - ``send``: up to ``sent``, stores into shared memory go to another program of the cluster, the one whose rank is in the
   register ``receiver``. The mbarrier of the first arrival behind the mark counts their bytes there; that arrival itself
   is left out.
@@ -124,6 +125,17 @@ def _narrow(found: re.Match[str], columns: int) -> str:
     return f"{found['begin']}n{columns}{found['middle']}{{{','.join(sums)}}}"
 
 
+def _closer(assembly: str) -> str:
+    """Return assembly in which blocks are as far apart as its marks say; a mark stays where another use would be left."""
+    for mark in _APART.finditer(assembly):
+        number = re.escape(mark["number"])
+        closer, uses = re.subn(rf"shl\.b32(\s+%r\d+, {number}), \d+;", rf"mul.lo.s32\1, {mark['bytes']};", assembly)
+        if uses and uses + 1 == len(re.findall(rf"{number}\b", assembly)):
+            assembly = closer.replace(mark[0], mark["copy"])
+    return assembly
+
+
+_APART = re.compile(rf"{_MARK}apart (?P<bytes>\d+)\n(?P<copy>\s*mov\.b32 (?P<number>%r\d+), %r\d+;)")
 _COLUMNS = re.compile(rf"{_MARK}columns (\d+)\n")
 _PRODUCT = re.compile(r"(?P<begin>wgmma\.mma_async\S*m64)n\d+(?P<middle>k\d+\S*\s+)\{(?P<sums>[^}]*)\}")
 _ARRIVE = r"@%p\d+ mbarrier\.arrive\.shared::cta\.b64 _, \[(?P<address>[^\],]*)\](?:, 1)?;"
@@ -146,6 +158,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
 
 def edit(assembly: str) -> str:
     """Return a kernel's PTX with its marks applied. Raises UnknownAssemblyError: what a mark announces is not there."""
+    assembly = _closer(assembly)
     for pattern, changed in _EDITS:
         assembly = pattern.sub(changed, assembly)
     if columns := _COLUMNS.search(assembly):

@@ -284,12 +284,14 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     """Return the launch of a compiled config on one problem."""
     config = built.config
     geometry = geometry_module.geometry(config, problem, target.compute_units)
+    facts = template_facts.kernel_template(config.template)
+    columns, swapped = facts.columns(config), facts.value(config, "swap_ab") == 1
     lead = dict(zip("abc", strides(problem), strict=True))
     shapes = _described_shapes(problem)
     row_major = {"a": problem.a.row_major, "b": problem.b.row_major, "c": True}
     maps: list[dict[str, Any]] = list(built.launch.get("tensor_maps", []))
     params: list[Param] = []
-    for name, descriptor in template_facts.arguments(template_facts.kernel_template(config.template), problem).values():
+    for name, descriptor in template_facts.arguments(facts, problem).values():
         if not descriptor:
             params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
             continue
@@ -297,8 +299,8 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         rows *= problem.operands[name].batch or 1  # one map covers the batch, whose products follow each other
         map_ = maps.pop(0)
         box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
-        if descriptor == "b" and not problem.b.row_major and built.launch.get("edited"):
-            box = (min(box[0], config.block_n), box[1])  # of a padded tile, only the columns that its products read
+        if descriptor == ("a" if swapped else "b") and row_major[name] == swapped and built.launch.get("edited"):
+            box = (min(box[0], columns), box[1])  # of a padded tile, only the columns that its products read
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]

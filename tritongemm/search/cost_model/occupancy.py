@@ -9,9 +9,9 @@ from math import ceil
 
 from tritongemm.codegen.template_facts import (
     adds_blocks,
+    columns_of_slot,
     has_four_bit_weight,
     kernel_template,
-    padded_columns,
     search_facts,
 )
 from tritongemm.core.artifact import Artifact
@@ -89,10 +89,12 @@ def takes_turns(config: Config, problem: Problem, target: Target) -> bool:
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Return the bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may need more."""
+    if "warp_roles" in search_facts(config.template).rules:
+        # They have operands of one type there, also of a weight of four bits.
+        slot = matrix_sides(config)[0] + columns_of_slot(config, problem)
+        return config.num_stages * int(slot * config.block_k * problem.a.type.width)
     a = int(config.block_m * config.block_k * problem.a.type.width)
-    # Warps with roles have operands of one type there, also of a weight of four bits.
-    width = (problem.a if "warp_roles" in search_facts(config.template).rules else problem.b).type.width
-    b = int((padded_columns(config) or config.block_n) * config.block_k * width)
+    b = int(config.block_n * config.block_k * problem.b.type.width)
     if without_matrix_units(config):
         return 0 if has_single_row(config) else (pipeline_stages(config, problem, target) - 1) * (a + b)
     if config.num_stages <= 1:

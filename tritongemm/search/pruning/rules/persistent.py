@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
 from tritongemm.codegen.template_facts import (
     PADDED_STEP,
+    SWAPPED_STEP,
+    columns_of_slot,
     exchanges_sums,
     in_halves,
     kernel_template,
@@ -13,7 +15,7 @@ from tritongemm.codegen.template_facts import (
     tail,
 )
 from tritongemm.core.config import Config
-from tritongemm.core.integers import cdiv
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
@@ -33,6 +35,8 @@ MOST_BLOCK_BYTES = 256
 # The same of a padded tile, that has no factors: 128 x 224 with two sums of all was a tenth faster than any other on an
 # H200, at 1024x7168x16384 in fp8.
 PADDED_SUMS_LIMIT = 224
+# Columns of whose sums three groups of warps have room for 64 rows each.
+THIRD_COLUMNS = 192
 # Rows from which pairs of programs gained on an H200, and rows or columns of tiles of which one more is little.
 PAIRED_ROWS, PAIRED_TILES = 128, 9
 # bytes of LDS for barriers, and for what warps read at the start
@@ -43,8 +47,9 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """The ring between the warps that fetch and multiply has as many slots as fit beside the stored part of C."""
     rows, width = matrix_sides(config)
     template = kernel_template(config.template)
-    rest, padded = template.value(config, "tail", in_halves(problem)), padded_columns(config)
-    slot = (config.block_m + (padded or config.block_n)) * problem.a.type.bytes * config.block_k
+    halves = in_halves(problem)
+    rest, padded = template.value(config, "tail", halves), padded_columns(config, halves)
+    slot = (rows + columns_of_slot(config, problem)) * problem.a.type.bytes * config.block_k
     slot += factor_bytes(config, problem)
     sharers = config.split_k if exchanges_sums(config) else 1
     sums = rows * width * PARTIAL_BYTES * (sharers - 1) // sharers
@@ -104,14 +109,11 @@ def factor_bytes(config: Config, problem: Problem) -> int:
 
 
 def groups(config: Config, problem: Problem, target: Target) -> str | None:
-    """A group of 4 warps multiplies 64 rows at a time, and two groups have all the registers there are.
-
-    Where sums of blocks of K are scaled, three groups fit too: while one scales, two have products under way.
-    """
-    rows, _ = matrix_sides(config)
+    """A group of 4 warps multiplies 64 rows at a time; three groups have a third of the registers each."""
+    rows, columns = matrix_sides(config)
     warps = {64: 4, 192: 12}.get(rows, 8)
-    if warps == 12 and not problem.scale_depth:
-        return f"{rows} rows, where no sums are scaled that others' products could hide"
+    if warps == 12 and not problem.scale_depth and columns > THIRD_COLUMNS:
+        return f"{columns} columns, whose sums do not fit into the registers of one of three groups of warps"
     return f"{config.num_warps} warps for {rows} rows" if config.num_warps != warps else None
 
 
@@ -147,20 +149,20 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
     each = of_columns is not None and of_columns.depth > 0 and of_columns.rows == 1
     held = accumulator_registers(config, target) + own + (columns // 4 if each else 0)
     limit = SUMS_LIMITS.get(config.num_warps, max(SUMS_LIMITS.values()))
-    if padded_columns(config):
+    if padded_columns(config, in_halves(problem)):
         limit = max(limit, PADDED_SUMS_LIMIT)
     return f"{held} registers of sums and factors > {limit}" if held > limit else None
 
 
 def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """A tile that is no power of two wide costs a little more to multiply: it must leave less of a round empty than a
-    wider one, and no more than a narrower one, which loads more.
+    wider one, and no more than a narrower one, which loads more. It is as wide as so many tiles must be.
     """
     rows, width = matrix_sides(config)
     rest = tail(width)
     if not rest:
         return None
-    padded = padded_columns(config)
+    padded = padded_columns(config, in_halves(problem))
     small = problem.groups is None and not config.option("swap_ab") and (rows < 128 or width < 192)
     if small and problem.scale_depth:
         # On an H200 none of these came within 3 % of the best at 35 sizes: their sums are scaled one after the other.
@@ -176,8 +178,11 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
         tiles = cdiv(m, rows) * cdiv(n, width) * config.split_k
         return cdiv(tiles, target.compute_units) * width
 
+    step = SWAPPED_STEP if config.option("swap_ab") else PADDED_STEP
+    if padded and width > (least := round_up(cdiv(n, cdiv(n, width)), step)):
+        return f"{n} columns in tiles {width} wide: as many tiles {least} wide hold them"
     body, wider = (padded // 2, padded) if padded else (width - rest, 2 * (width - rest))
-    for narrower in range(body, width, PADDED_STEP) if padded else (body,):
+    for narrower in range(body, width, step) if padded else (body,):
         if rounds(width) > rounds(narrower):
             return f"rounds of tiles {width} wide are longer than of {narrower} wide"
     if 10 * rounds(width) > 9 * rounds(wider):

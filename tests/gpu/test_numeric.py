@@ -59,7 +59,10 @@ CONFIGS = (
     Config("ws_tma", 256, 160, 64, 1, 1, 8, 3, (("epilogue_parts", 2), ("share", 1))),
     Config("ws_tma_swapped", 264, 128, 64, 4, 1, 8, 3, (("swap_ab", 1),)),
     Config("ws_tma_swapped", 72, 64, 64, 1, 3, 4, 4, (("swap_ab", 1),)),
-    Config("ws_tma_swapped", 136, 128, 64, 4, 1, 8, 4, (("epilogue_parts", 4), ("swap_ab", 1))),
+    Config("ws_tma_swapped", 136, 128, 64, 4, 1, 8, 5, (("epilogue_parts", 4), ("swap_ab", 1))),  # slots of 136 rows
+    Config("ws_tma_swapped", 104, 64, 64, 1, 3, 4, 6, (("swap_ab", 1),)),
+    Config("ws_tma_swapped", 56, 192, 64, 2, 1, 12, 5, (("share", 1), ("swap_ab", 1))),
+    Config("ws_tma", 128, 176, 64, 4, 1, 8, 4, (("epilogue_parts", 4), ("share", 1))),
     Config("ws_tma", 256, 160, 64, 1, 1, 8, 4, (("epilogue_parts", 4),)),
     Config("ws_tma_swapped", 192, 256, 64, 2, 1, 8, 2, (("epilogue_parts", 2), ("swap_ab", 1))),
     Config("tile", 16, 64, 64, 1, 3, 4, 3, (("ahead", 2), ("early", 1), ("swap_ab", 1))),

@@ -176,7 +176,7 @@ def test_a_text_without_marks_stays_as_it_is() -> None:
     assert edit(text) == text
 
 
-@each("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112"])
+@each("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112", "apart 14336"])
 def test_what_is_not_there_is_reported(what: str) -> None:
     with pytest.raises(UnknownAssemblyError, match=f"mark for it: {what}"):
         edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
@@ -196,20 +196,28 @@ def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
     ],
 )
 def test_a_padded_tile_is_multiplied_as_wide_as_it_is(config: Config, kind: str) -> None:
-    """A thread has half as many sums of a product as that has columns, of the 64 that the wider block has."""
+    """A thread has half as many sums of a product as that has columns, of the 64 that the wider block has.
+
+    112 rows of 128 bytes are as far apart as they are large.
+    """
     problem = Problem(300, 1120, 512, *matrices(kind, c="int32" if kind == "int8" else kind, layout="TN"))
     _, before, after = compiled(config, problem)
     products = re.compile(r"wgmma\.mma_async\S*m64n(\d+)k\d+\S*\s+\{([^}]*)\}")
     made, narrowed = products.findall(before), products.findall(after)
     assert {n for n, _ in made} == {"128"} and {n for n, _ in narrowed} == {"112"}
     assert [sums.split(",")[:56] for _, sums in made] == [sums.split(",") for _, sums in narrowed]
+    places = re.findall(r"(?:(shl\.b32)|(mul\.lo\.s32))\s+%r\d+, (%r\d+), (?:14|14336);", after)
+    moved = set(re.findall(r"apart 14336\nmov\.b32 (%r\d+),", before))
+    assert len(moved) == 2, "where blocks are fetched and where they are multiplied"
+    assert {number for _, changed, number in places if changed} == moved
+    assert not moved & {number for shifted, _, number in places if shifted}
 
 
 @pytest.mark.parametrize("along_k", [pytest.param(False, marks=pytest.mark.heavy), True])
 def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     """A group of warps keeps in step, but not where sums of blocks are scaled."""
     problem = scaled() if along_k else Problem(4096, 4096, 7168, *matrices("bf16", layout="TN"))
-    block_n, block_k = (128, 128) if along_k else (96, 64)
+    block_n, block_k = (128, 128) if along_k else (288, 64)
     config = Config("ws_tma", 128, block_n, block_k, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
     _, before, _ = compiled(config, problem)
     assert "// tritongemm: arrive" in before

@@ -14,7 +14,7 @@ from tests.support.module_cases import CASES
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen.template_facts import TEMPLATES, exchanges_sums, fault, padded_columns, tail
+from tritongemm.codegen.template_facts import TEMPLATES, columns_of_slot, exchanges_sums, fault, padded_columns, tail
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch
@@ -29,7 +29,7 @@ from tritongemm.search_spaces import loader as target_files
 SM90 = target_files.load_target("sm90")
 WS = Config("ws_tma", 128, 64, 64, 8, num_warps=8, num_stages=4, options=(("epilogue_parts", 2), ("share", 2)))
 WS_SPLIT = Config("ws_tma", 64, 32, 64, 1, 3, num_warps=4, num_stages=3)
-WS_TWO_PARTS = Config("ws_tma", 128, 192, 64, 1, 2, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
+WS_TWO_PARTS = Config("ws_tma", 128, 288, 64, 1, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
 SWAPPED = (("epilogue_parts", 4), ("swap_ab", 1))
 WS_SWAPPED = Config("ws_tma_swapped", 264, 128, 64, 4, num_warps=8, num_stages=4, options=SWAPPED)
 WS_SWAPPED_SPLIT = Config("ws_tma_swapped", 72, 64, 64, 1, 3, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
@@ -117,9 +117,9 @@ def test_a_launch_has_boxes_for_groups_and_parts_and_room_for_splits(session_cac
 
 
 # Few rows compile in a third of the time.
-LOW_TWO_PARTS = replace(WS_TWO_PARTS, block_m=64, block_n=96, num_warps=4)
 LOW_PADDED = replace(WS_PADDED, block_m=64, block_n=112, num_warps=4)
-TWO_PARTS = (WS_TWO_PARTS, SIDES_ALONG_K, "a 64x64, b 128x64, b 64x64, c 64x64, c 64x64", 8 * 5 * 2)
+SWAPPED_PADDED = replace(WS_SWAPPED_SPLIT, num_stages=8)
+TWO_PARTS = (WS_TWO_PARTS, SIDES_ALONG_K, "a 64x64, b 256x64, b 32x64, c 64x128, c 64x32", 8 * 3)
 PADDED = (WS_PADDED, SIDES_ALONG_K, "a 64x64, b 224x64, b 256x64, c 64x32, c 64x64", 8 * 4)
 SWAPPED_TILE = (WS_SWAPPED, LIKE_A_MODELS, "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40)
 
@@ -128,12 +128,12 @@ SWAPPED_TILE = (WS_SWAPPED, LIKE_A_MODELS, "a 256x64, a 8x64, b 64x64, c 64x64, 
     ("config", "problem", "boxes", "programs"),
     [
         pytest.param(*TWO_PARTS, marks=pytest.mark.heavy),
-        (LOW_TWO_PARTS, SIDES_ALONG_K, "a 64x64, b 64x64, b 32x64, c 64x32, c 64x32", 16 * 9 * 2),
         pytest.param(*PADDED, marks=pytest.mark.heavy),
         (LOW_PADDED, SIDES_ALONG_K, "a 64x64, b 112x64, b 128x64, c 64x16, c 64x64", 16 * 7),
         pytest.param(*SWAPPED_TILE, marks=pytest.mark.heavy),
+        (SWAPPED_PADDED, SIDES_ALONG_K, "a 72x64, a 128x64, b 64x64, c 8x64, c 128x64", 14 * 13 * 3),
         pytest.param(
-            *(WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x8, b 64x64, c 64x64, c 8x64", 14 * 13 * 3),
+            *(WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x64, b 64x64, c 8x64, c 64x64", 14 * 13 * 3),
             marks=pytest.mark.heavy,
         ),
     ],
@@ -150,11 +150,17 @@ def test_a_tile_that_is_no_power_of_two_wide_is_fetched_and_stored_in_blocks_tha
 
 
 def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
-    """777 rows are three tiles of 264, and 3 x 40 of them one round; of even sizes the other template does as well."""
+    """777 rows are three tiles of 264, and 3 x 40 of them one round; of even sizes the other template does as well.
+
+    100 rows are in tiles of 104: more in as many tiles would be empty.
+    """
     problem = Problem(777, 5120, 5120, *matrices("bf16", layout="TN"))
     kept = prune(space(problem, SM90, templates=("ws_tma_swapped",)), problem, SM90).kept
     assert {c.block_m for c in kept if c.block_n == 128 and c.split_k == 1} >= {264}
-    assert all(c.num_warps == (4 if c.block_n == 64 else 8) for c in kept)
+    assert all(c.num_warps == {64: 4, 192: 12}.get(c.block_n, 8) for c in kept)
+    few = replace(problem, m=100)
+    kept = prune(space(few, SM90, templates=("ws_tma_swapped",)), few, SM90).kept
+    assert {c.block_m for c in kept} & set(range(64, 129)) == {104}
     even = replace(problem, m=1024, n=4096)
     assert not {264, 272} & {c.block_m for c in prune(space(even, SM90), even, SM90).kept}
 
@@ -172,7 +178,10 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
         (replace(WS_TWO_PARTS, block_m=192), f"block_m must be {OF_EACH_GROUP}, not 192"),
         (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),
         (replace(WS_SWAPPED, block_n=192), f"block_n must be {OF_EACH_GROUP}, not 192"),
-        (replace(WS_SWAPPED, block_m=232), "block_m must be a power of two or the sum of two, not 232"),
+        (
+            replace(WS_SWAPPED, block_m=236),
+            "block_m must be a power of two, the sum of two, or a multiple of 8 up to 256, not 236",
+        ),
     ],
 )
 def test_what_no_kernel_can_compute_is_refused(config: Config, complaint: str) -> None:
@@ -298,7 +307,7 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     assert sum(c.option("pair") for c in kept) <= len(kept) / 2, "each may have its pair once"
     for c in kept:
         padded, parts = padded_columns(c), c.option("epilogue_parts")
-        slot = 2 * (c.block_m + (padded or c.block_n)) * c.block_k
+        slot = 2 * (c.block_m + columns_of_slot(c, problem)) * c.block_k
         body = c.block_n - tail(c.block_n)
         stored = body // parts + (tail(c.block_n) if tail(c.block_n) * parts != body else 0)
         if padded:
@@ -316,4 +325,4 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
         assert c.num_stages in (8, 16) or fit, c.name
         assert c.option("ahead") in ((4, 8) if c.num_stages > 8 else (4,) if m == 64 else (0,)), c.name
         assert m == 64 or c.num_stages <= 8, c.name
-        assert c.num_warps == (4 if c.block_m == 64 else 8) and not (c.split_k > 1 and c.option("share"))
+        assert c.num_warps == {64: 4, 192: 12}.get(c.block_m, 8) and not (c.split_k > 1 and c.option("share"))

@@ -33,9 +33,8 @@ LONG_FP8_SUM = 8192
 WARPS_OF_A_GROUP = 4
 # Constants that follow from a config's tile and splits, and that it can't name.
 DERIVED = {"tail", "padded", "exchange"}
-# Columns of a tile that is in wider blocks: a matrix instruction has a multiple of 8, at most 256. Of C the copy engine
-# stores at least 16 at a time well, or with exchanged operands 8 rows.
-PADDED_STEP, SWAPPED_STEP, MOST_PADDED = 16, 8, 256
+# Columns of a tile that is in wider blocks: a matrix instruction has a multiple of 8, at most 256.
+PADDED_STEP, MOST_PADDED = 8, 256
 # Bytes along K of a block whose rows, 8 at a time, may begin anywhere: their bytes are swizzled among themselves.
 SWIZZLED_BYTES = 128
 # Of tiles whose splits exchange sums: the numbers of splits; the most elements, for whose sums shared memory has room
@@ -317,9 +316,8 @@ def odd_block(config: Config) -> str | None:
             if value < 1 or value % groups or (value // groups).bit_count() > 1:
                 return f"{axis} must be a power of two for each of the {groups} groups of 4 warps, not {value}"
         elif padded and wide:
-            step = SWAPPED_STEP if swapped else PADDED_STEP
-            if value % step or value > MOST_PADDED:
-                others = f"the sum of two, or a multiple of {step} up to {MOST_PADDED}"
+            if value % PADDED_STEP or value > MOST_PADDED:
+                others = f"the sum of two, or a multiple of {PADDED_STEP} up to {MOST_PADDED}"
                 return f"{axis} must be a power of two, {others}, not {value}"
         elif value < 1 or value.bit_count() > 1 + (with_roles and wide):
             return f"{axis} must be a power of two{' or the sum of two' if with_roles and wide else ''}, not {value}"

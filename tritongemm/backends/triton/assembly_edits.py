@@ -126,7 +126,7 @@ def _narrow(found: re.Match[str], columns: int) -> str:
 
 
 def _closer(assembly: str) -> str:
-    """Return assembly in which blocks are as far apart as its marks say; a mark stays where another use would be left."""
+    """Return assembly in which blocks are as far apart as marks say; a mark stays where another use would be left."""
     for mark in _APART.finditer(assembly):
         number = re.escape(mark["number"])
         closer, uses = re.subn(rf"shl\.b32(\s+%r\d+, {number}), \d+;", rf"mul.lo.s32\1, {mark['bytes']};", assembly)

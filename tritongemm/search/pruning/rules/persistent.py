@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
 from tritongemm.codegen.template_facts import (
     PADDED_STEP,
-    SWAPPED_STEP,
     columns_of_slot,
     exchanges_sums,
     in_halves,
@@ -178,11 +177,10 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
         tiles = cdiv(m, rows) * cdiv(n, width) * config.split_k
         return cdiv(tiles, target.compute_units) * width
 
-    step = SWAPPED_STEP if config.option("swap_ab") else PADDED_STEP
-    if padded and width > (least := round_up(cdiv(n, cdiv(n, width)), step)):
+    if padded and width > (least := round_up(cdiv(n, cdiv(n, width)), PADDED_STEP)):
         return f"{n} columns in tiles {width} wide: as many tiles {least} wide hold them"
     body, wider = (padded // 2, padded) if padded else (width - rest, 2 * (width - rest))
-    for narrower in range(body, width, step) if padded else (body,):
+    for narrower in range(body, width, PADDED_STEP) if padded else (body,):
         if rounds(width) > rounds(narrower):
             return f"rounds of tiles {width} wide are longer than of {narrower} wide"
     if 10 * rounds(width) > 9 * rounds(wider):

@@ -155,7 +155,7 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
 
 def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """A tile that is no power of two wide costs a little more to multiply: it must leave less of a round empty than a
-    wider one, and no more than a narrower one, which loads more. In as many tiles a narrower one would leave columns out.
+    wider one, and no more than a narrower one, which loads more. As many narrower ones would not hold all columns.
     """
     rows, width = matrix_sides(config)
     rest = tail(width)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.integrations import vllm_fp8_rows, vllm_moe
+from tritongemm.integrations import sglang_fp8, vllm_fp8_rows, vllm_moe
 from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
@@ -97,11 +97,12 @@ def _why_not(
         is_quantised: whether it is one's in fp8.
     """
     weight, plain = attribute(layer, name), type(layer.quant_method).__name__.startswith(_PLAIN)
-    is_in_rows = _computed_by(layer) == vllm_fp8_rows.KERNEL
+    in_rows_of_vllm = _computed_by(layer) == vllm_fp8_rows.KERNEL
+    is_in_rows = in_rows_of_vllm or (_is_of_sglang(layer) and sglang_fp8.has_factors_of_rows(layer))
     if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_blocks(layer, name)):
         return f"of {_computed_by(layer)}"
     shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
-    if is_in_rows:  # vLLM holds these weights transposed.
+    if is_in_rows:  # Both servers hold these weights transposed.
         shape, is_of = shape[::-1], _is_in_rows
     if invariant and (*shape, not plain) not in default_dispatcher().invariant_weights:
         return "without a row that states its order of additions"
@@ -112,6 +113,10 @@ def _why_not(
         return (*groups, p.n, p.k) == shape and is_of(p) and not baseline_won(record)
 
     return default_dispatcher().why_layer_is_idle(holds, weight.get_device())
+
+
+def _is_of_sglang(layer: Any) -> bool:
+    return type(layer.quant_method).__module__.startswith("sglang.")
 
 
 def _has_blocks(layer: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""SGLang's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8 in blocks, its output
+"""SGLang's general plug-in: a table of TRITONGEMM_CONFIG serves its linear layers, plain or fp8, its output
 layer and its mixtures of experts.
 """
 
@@ -20,7 +20,7 @@ from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls, WrittenCalls
 
 _PLAIN = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod"
-_OPTIONAL = ("apply_with_addend", "apply_into", "load_model")  # methods that some versions lack
+_OPTIONAL = ("apply_with_addend", "apply_into", "load_model", "fp8_scaled_mm")  # what some versions or GPUs lack
 _OUTPUT = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
 _LOADING = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _OWN = "tritongemm."
@@ -39,12 +39,15 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    scales = process.serves_scales()
     hooks: tuple[tuple[str, str, Callable[[], Hook], bool], ...] = (
         ("plain linear layers", f"{_PLAIN}.apply", make_hook, serves),
         ("plain linear layers with an addend", f"{_PLAIN}.apply_with_addend", make_hook_of_addend, serves),
         ("plain linear layers that write to given memory", f"{_PLAIN}.apply_into", make_hook_into, serves),
         ("output layer", _OUTPUT, make_hook_of_output, serves),
-        ("fp8 layers", sglang_fp8.TARGET, sglang_fp8.make_hook, process.serves_scales()),
+        ("fp8 layers", sglang_fp8.METHOD, sglang_fp8.make_hook, scales),
+        ("fp8 layers in blocks of compressed-tensors", sglang_fp8.SCHEME, sglang_fp8.make_hook_of_scheme, scales),
+        ("fp8 layers with a factor per row", sglang_fp8.ROWS, sglang_fp8.make_hook_of_rows, scales),
         ("mixtures of experts", sglang_moe.TARGET, sglang_moe.make_hook, process.serves_experts()),
         ("layers before the first call of a size", _LOADING, lambda: _prepare_loaded, serves),
     )

@@ -1,46 +1,109 @@
-"""Serves SGLang's fp8 layers in blocks where a tuned row holds for a call, and else by SGLang's own function."""
+"""Serves SGLang's fp8 layers, in blocks or with a factor per row, where a tuned row holds for a call, else SGLang."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import LOG, guarded, plain, serves_blocks
+from tritongemm.integrations.process import LOG, attribute, guarded, plain, serves_blocks, serves_scaled
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands
 
-TARGET = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod.apply"
+_PLACE: Final = "sglang.srt.layers.quantization"
+METHOD: Final = f"{_PLACE}.fp8.Fp8LinearMethod.apply"
+SCHEME: Final = (
+    f"{_PLACE}.compressed_tensors.schemes.compressed_tensors_w8a8_fp8.CompressedTensorsW8A8Fp8.apply_weights"
+)
+ROWS: Final = f"{_PLACE}.fp8_utils.fp8_scaled_mm"  # of CUTLASS; not there on AMD
+
+Hook = Callable[..., Tensor]  # SGLang calls it around its own function: hook(function, its arguments)
+_Read = Callable[..., BlockOperands | None]
 
 
-def make_hook() -> Callable[..., Tensor]:
-    """Return the function that SGLang calls around its own method: ``hook(original, method, layer, x, bias)``.
+def make_hook() -> Hook:
+    """Return the hook of fp8 layers in blocks: ``hook(original, method, layer, x, bias)``.
 
     A layer that no row holds for is given to the method itself; so are activations that SGLang quantised before, with a
     layer before them, everything that torch.compile traces, and while results must not depend on the batch each layer
     without a row that states its order.
     """
-    from sglang.srt import batch_invariant_ops
 
     def read(method: Any, layer: Any, x: Any, bias: Tensor | None = None) -> BlockOperands | None:
         if not (isinstance(x, Tensor) and method.block_quant and not method.use_mxfp8 and not method.use_marlin):
             return None
-        weight, scale = plain(layer.weight), plain(layer.weight_scale_inv)
-        invariant = batch_invariant_ops.is_batch_invariant_mode_enabled()
-        default_dispatcher().want_invariant_rows(LOG, invariant)
-        if not x.is_cuda or not serves_blocks(weight, scale, invariant):
+        return _of_blocks(layer, layer.weight_scale_inv, x, bias)
+
+    return _serving("fp8 layers", read)
+
+
+def make_hook_of_scheme() -> Hook:
+    """Return the hook of compressed-tensors' fp8 layers in blocks: ``hook(original, scheme, layer, x, bias)``."""
+
+    def read(scheme: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> BlockOperands | None:
+        return None if scheme.weight_block_size is None else _of_blocks(layer, layer.weight_scale, x, bias)
+
+    return _serving("fp8 layers in blocks of compressed-tensors", read)
+
+
+def make_hook_of_rows() -> Hook:
+    """Return the hook of products with a factor per row of both: ``hook(original, a, b [K, N], of a, of b, …)``."""
+
+    def read(
+        mat_a: Tensor,
+        mat_b: Tensor,
+        scales_a: Tensor,
+        scales_b: Tensor,
+        out_dtype: torch.dtype,
+        bias: Tensor | None = None,
+    ) -> BlockOperands | None:
+        k, n = mat_b.shape
+        is_in_rows = mat_b.stride(0) == 1 and scales_a.numel() == mat_a.shape[0] and scales_b.numel() == n
+        if not is_in_rows or not mat_a.is_cuda or not serves_scaled(n, k, _must_not_depend_on_the_batch()):
             return None
-        return BlockOperands(x, weight, scale, None, bias, x.dtype)
+        return BlockOperands(mat_a, plain(mat_b).t(), plain(scales_b), scales_a, plain(bias), out_dtype)
 
-    known = guarded("SGLang", "fp8 layers", read)
+    return _serving("fp8 layers with a factor per row", read)
 
-    def serve_apply(original: Callable[..., Tensor], *given: Any, **named: Any) -> Tensor:
+
+def has_factors_of_rows(layer: Any) -> bool:
+    """Return whether SGLang multiplies a layer's weight, which it holds transposed, with a factor per row."""
+    weight, scale = layer.weight, attribute(layer, "weight_scale")
+    return (
+        isinstance(scale, Tensor)
+        and weight.dim() == 2
+        and weight.dtype == torch.float8_e4m3fn
+        and weight.stride(0) == 1
+        and scale.numel() == weight.shape[1]
+    )
+
+
+def _of_blocks(layer: Any, scale: Tensor, x: Tensor, bias: Tensor | None) -> BlockOperands | None:
+    weight, scale = plain(layer.weight), plain(scale)
+    invariant = _must_not_depend_on_the_batch()
+    if not x.is_cuda or not serves_blocks(weight, scale, invariant):
+        return None
+    return BlockOperands(x, weight, scale, None, bias, x.dtype)
+
+
+def _must_not_depend_on_the_batch() -> bool:
+    from sglang.srt import batch_invariant_ops
+
+    invariant: bool = batch_invariant_ops.is_batch_invariant_mode_enabled()
+    default_dispatcher().want_invariant_rows(LOG, invariant)
+    return invariant
+
+
+def _serving(served: str, read: _Read) -> Hook:
+    known = guarded("SGLang", served, read)
+
+    def serve(original: Hook, *given: Any, **named: Any) -> Tensor:
         operands = None if torch.compiler.is_compiling() else known(*given, **named)
         if operands is None:
             return original(*given, **named)
         return server_calls.product_or(operands, lambda: original(*given, **named))
 
-    return serve_apply
+    return serve

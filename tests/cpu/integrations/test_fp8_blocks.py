@@ -258,6 +258,36 @@ def test_sglangs_method_computes_what_no_row_holds_for(
     )
 
 
+def test_sglangs_other_fp8_layers(
+    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that compressed-tensors stores in blocks, and products with a factor per row."""
+    hooks, places, mode = install_sglang(monkeypatch)
+    calls = next(tuned)
+    for _ in range(2):
+        sglang.register()
+    hooks.apply_hooks()
+    (x, weight, _, scale), scheme = operands(M, quantised=False), places.CompressedTensorsW8A8Fp8()
+    layer = SimpleNamespace(weight=weight, weight_scale=scale)
+    assert bool((scheme.apply_weights(layer, x) == 3).all()) and calls.pop().weight_scale is scale
+    scheme.weight_block_size = None
+    assert bool((scheme.apply_weights(layer, x) == 6).all()) and not calls
+    a, of_a, of_b = operands(M)[0], torch.ones(M, 1), torch.ones(N, 1)
+    multiply = places.fp8_utils.fp8_scaled_mm
+    assert bool((multiply(a, weight.t(), of_a, of_b, out_dtype=torch.bfloat16, bias=None) == 3).all())
+    given = calls.pop()
+    assert given.weight.shape == (N, K) and given.weight_scale is of_b and given.x_scale is of_a
+    others = (
+        (a, weight.t().contiguous(), of_a, of_b),
+        (a, weight.t(), of_a[:1], of_b),
+        (a, weight[:128].t(), of_a, of_b),
+    )
+    for one in others:
+        assert bool((multiply(*one, torch.bfloat16) == 5).all()) and not calls
+    mode.is_batch_invariant_mode_enabled = lambda: True
+    assert bool((multiply(a, weight.t(), of_a, of_b, torch.bfloat16) == 5).all()) and not calls
+
+
 def test_weights_in_blocks_are_known(table: Dispatcher) -> None:
     table.add_configured()
     _, weight, _, scale = operands(1)

@@ -61,12 +61,16 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.Monke
     tensor_wise = LinearBase(torch.ones(256, 128).to(FP8), "ModelOptFp8LinearMethod")
     cutlass = type("CutlassFP8ScaledMMLinearKernel", (), {})()
     in_rows = LinearBase(torch.ones(256, 128).to(FP8).t(), "Fp8LinearMethod", fp8_linear=cutlass)
+    in_rows_of_sglang = LinearBase(torch.ones(256, 128).to(FP8).t(), "CompressedTensorsLinearMethod")
+    in_rows_of_sglang.weight_scale = torch.ones(256, 1)
+    type(in_rows_of_sglang.quant_method).__module__ = "sglang.srt"
+    mixtures = Mixture(128), Mixture(64)
     model = nn.ModuleList(
-        [*layers, in_blocks, *quantised, tensor_wise, in_rows, Mixture(128), Mixture(64), nn.Linear(2, 2)]
+        [*layers, in_blocks, *quantised, tensor_wise, in_rows, in_rows_of_sglang, *mixtures, nn.Linear(2, 2)]
     )
     assert loaded_model.describe(model) == (
-        "tuned kernels serve 3 of 10 linear layers and 1 of 2 mixtures of experts of ModuleList; the server itself "
-        "computes 3 without a row, 2 of MarlinLinearKernel, 1 with rows that are for gfx942, "
+        "tuned kernels serve 3 of 11 linear layers and 1 of 2 mixtures of experts of ModuleList; the server itself "
+        "computes 4 without a row, 2 of MarlinLinearKernel, 1 with rows that are for gfx942, "
         "1 with rows that are refused when loaded, 1 of ModelOptFp8LinearMethod"
     )
     theirs = [Mixture(128) for _ in range(4)]

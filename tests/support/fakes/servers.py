@@ -128,7 +128,8 @@ def _around(hook: Any, original: Any) -> Any:
 def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, Any]:
     """(the registry of hooks, a class with SGLang's functions as methods, the module of its deterministic mode).
 
-    Linear layers give what PyTorch does, an fp8 layer 7 and a mixture of experts 8.
+    Linear layers give what PyTorch does, a mixture of experts 8, an fp8 layer in blocks 7, or 6 of compressed-tensors,
+    and with a factor per row 5.
     """
 
     class UnquantizedLinearMethod:
@@ -151,6 +152,17 @@ def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, 
             result: Tensor = rows.new_full((rows.shape[0], layer.weight.shape[0]), 7.0)
             return result
 
+    class CompressedTensorsW8A8Fp8:
+        weight_block_size: Any = (128, 128)
+
+        def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            return x.new_full((x.shape[0], layer.weight.shape[0]), 6.0)
+
+    def fp8_scaled_mm(
+        mat_a: Tensor, mat_b: Tensor, scales_a: Any, scales_b: Any, out_dtype: Any, bias: Tensor | None = None
+    ) -> Tensor:
+        return mat_a.new_full((mat_a.shape[0], mat_b.shape[1]), 5.0, dtype=out_dtype)
+
     class LogitsProcessor:
         use_fp32_lm_head, rl_on_policy_target = False, None
 
@@ -170,6 +182,9 @@ def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, 
     _module(monkeypatch, f"{srt}.plugins.hook_registry", HookRegistry=registry, HookType=HookType)
     _module(monkeypatch, f"{srt}.layers.quantization.unquant", UnquantizedLinearMethod=UnquantizedLinearMethod)
     _module(monkeypatch, f"{srt}.layers.quantization.fp8", Fp8LinearMethod=Fp8LinearMethod)
+    fp8_utils = _module(monkeypatch, f"{srt}.layers.quantization.fp8_utils", fp8_scaled_mm=fp8_scaled_mm)
+    schemes = f"{srt}.layers.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_fp8"
+    _module(monkeypatch, schemes, CompressedTensorsW8A8Fp8=CompressedTensorsW8A8Fp8)
     _module(monkeypatch, f"{srt}.model_executor.model_runner", ModelRunner=ModelRunner)
     place = f"{srt}.layers.moe.moe_runner.triton_utils.fused_moe"
     fused_moe = _module(monkeypatch, place, fused_experts=fused_experts)
@@ -177,8 +192,9 @@ def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, 
     logits.should_apply_lm_head_quant_method = lambda *_: False
     mode: Any = _module(monkeypatch, f"{srt}.batch_invariant_ops")
     mode.is_batch_invariant_mode_enabled = lambda: False
-    names = {kind.__name__: kind for kind in (UnquantizedLinearMethod, Fp8LinearMethod, LogitsProcessor, ModelRunner)}
-    return registry, SimpleNamespace(**names, fused_moe=fused_moe), mode
+    kinds = UnquantizedLinearMethod, Fp8LinearMethod, CompressedTensorsW8A8Fp8, LogitsProcessor, ModelRunner
+    names = {kind.__name__: kind for kind in kinds}
+    return registry, SimpleNamespace(**names, fused_moe=fused_moe, fp8_utils=fp8_utils), mode
 
 
 def layer_of(weight: Tensor) -> Any:

@@ -272,11 +272,11 @@ def test_sglangs_other_fp8_layers(
     assert bool((scheme.apply_weights(layer, x) == 3).all()) and calls.pop().weight_scale is scale
     scheme.weight_block_size = None
     assert bool((scheme.apply_weights(layer, x) == 6).all()) and not calls
-    a, of_a, of_b = operands(M)[0], torch.ones(M, 1), torch.ones(N, 1)
+    a, of_a, of_b = torch.ones(M, K).to(FP8), torch.ones(M, 1), torch.ones(N, 1)
     multiply = places.fp8_utils.fp8_scaled_mm
     assert bool((multiply(a, weight.t(), of_a, of_b, out_dtype=torch.bfloat16, bias=None) == 3).all())
     given = calls.pop()
-    assert given.weight.shape == (N, K) and given.weight_scale is of_b and given.x_scale is of_a
+    assert given.weight.shape == (N, K) and [given.weight_scale, given.x_scale] == [of_b, of_a]
     others = (
         (a, weight.t().contiguous(), of_a, of_b),
         (a, weight.t(), of_a[:1], of_b),

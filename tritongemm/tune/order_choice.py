@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import inf, log
+from math import exp, inf, log
+from operator import mul
 from pathlib import Path
-from statistics import geometric_mean
 
+from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.reduction_order import ReductionOrder
@@ -24,17 +25,22 @@ _ALIKE = 0.98  # share of the best order's least speed from which an order is co
 
 
 def choose(
-    run: TuningRun, problems: Sequence[Problem], open_store: Callable[[Path], Store], races: bool = True
+    run: TuningRun,
+    problems: Sequence[Problem],
+    open_store: Callable[[Path], Store],
+    rows: Sequence[FormatRow] = (),
+    races: bool = True,
 ) -> None:
     """Decide on the order of each product of a run that may have several: that of its stored results, or by races.
 
-    At some M of a product, from the least to the largest, its orders are compared with the library. The one whose least
-    share of its speed is the greatest is taken, and of several that are alike in this the fastest on average.
+    At some M of a product, from the least to the largest, its orders are compared with the library. Of those that lose
+    little to it at each the fastest on average is taken, or without one those whose least speeds are the greatest.
 
     Args:
         run: its options have the orders of each product.
         problems: all that the run tunes.
         open_store: opens a results file of such a run.
+        rows: what it was asked for: the mean is by the time of their calls, if they say how many there are.
         races: whether kernels can be timed; if not, or if too little time is left, the first order is taken.
 
     Raises:
@@ -45,7 +51,7 @@ def choose(
     invariance.note(filter(None, map(run.store.record, problems)))
     limit = run.options.seconds * _SHARE_OF_TIME
     if races and (limit == 0 or limit >= _LEAST_S):
-        _choose_by_races(run, invariance, problems, open_store)
+        _choose_by_races(run, invariance, problems, open_store, rows)
     elif races:
         for product, those in invariance.orders.items():
             if len(those) > 1:
@@ -56,7 +62,11 @@ def choose(
 
 
 def _choose_by_races(
-    run: TuningRun, invariance: Invariance, problems: Sequence[Problem], open_store: Callable[[Path], Store]
+    run: TuningRun,
+    invariance: Invariance,
+    problems: Sequence[Problem],
+    open_store: Callable[[Path], Store],
+    rows: Sequence[FormatRow],
 ) -> None:
     orders = {product: those for product, those in invariance.orders.items() if len(those) > 1}
     sizes = {product: _compared(problems, product) for product in orders}
@@ -68,22 +78,41 @@ def _choose_by_races(
             results[product].append([found[p] for p in sizes[product]])
     for product, those in orders.items():
         speeds = _speeds(results[product])
-        best = choose_order(speeds)
+        weights = _weights(results[product], sizes[product], [row for row in rows if row.problem.at(1) == product])
+        best = choose_order(speeds, weights)
         invariance.decide(product, those[best])
-        listed = (f"{those[i]} {min(own):.3f} (mean {geometric_mean(own):.3f})" for i, own in enumerate(speeds))
+        listed = (f"{those[i]} {min(own):.3f} (mean {_mean(own, weights):.3f})" for i, own in enumerate(speeds))
         at = ", ".join(str(p.m) for p in sizes[product])
         run.watcher.say(f"{product.product}: order {those[best]}; least speed at M {at}: {', '.join(listed)}")
 
 
-def choose_order(speeds: Sequence[Sequence[float]]) -> int:
+def choose_order(speeds: Sequence[Sequence[float]], weights: Sequence[float]) -> int:
     """Return the place of the order to take.
 
     Args:
         speeds: of each order at each size, over the library's or the fastest order's.
+        weights: of each size in the mean.
     """
     least = [min(_NO_LOSS, *own) for own in speeds]
     alike = [place for place, share in enumerate(least) if share >= _ALIKE * max(least)]
-    return max(alike, key=lambda place: geometric_mean(speeds[place]))
+    return max(alike, key=lambda place: _mean(speeds[place], weights))
+
+
+def _mean(speeds: Sequence[float], weights: Sequence[float]) -> float:
+    return exp(sum(map(mul, map(log, speeds), weights)) / sum(weights))
+
+
+def _weights(
+    results: Sequence[Sequence[Record | None]], sizes: Sequence[Problem], rows: Sequence[FormatRow]
+) -> list[float]:
+    """Return the share of a workload's time that each size stands for, or 1 where no row has several calls."""
+    if all(row.count == 1 for row in rows):
+        return [1.0] * len(sizes)
+    calls = dict.fromkeys(sizes, 0.0)
+    for row in rows:
+        calls[min(sizes, key=lambda p: abs(log(p.m / row.problem.m)))] += row.count
+    seconds = [min((r.seconds for r in at_size if r), default=0.0) for at_size in zip(*results, strict=True)]
+    return [calls[size] * each for size, each in zip(sizes, seconds, strict=True)]
 
 
 def _speeds(results: Sequence[Sequence[Record | None]]) -> list[list[float]]:

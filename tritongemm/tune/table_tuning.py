@@ -52,7 +52,7 @@ MOST_TRIES = 2  # times that M are held out, where rows failed at the first
 _SCREENED = 24  # kernels of a searched M, the fastest first, that may race at its neighbours
 _FINE_UP_TO = 64  # M up to which the ladder has every tile's height
 _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
-_FITTING_STEP, _FITTING_TILES = 1.13, 2  # from one M for which kernels are offered to the next; of how many tiles
+_FITTING_STEP, _FITTING_TILES = 1.18, 2  # from one M for which kernels are offered to the next; of how many tiles
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.stores import record, take
+from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.measure.invariance import Invariance
@@ -57,6 +58,19 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
     assert str(invariance.order(NARROW.at(777))) == chosen
     assert invariance.order(other) == ORDERS[0]
     assert f"order {chosen}; least speed at M 1, 16, 64, 1024, 4096: 1x8192 " in capsys.readouterr().out
+
+
+def test_an_order_is_chosen_by_the_time_of_a_workloads_calls() -> None:
+    speeds = {1: (1.0, 1.3), 4096: (1.05, 0.97)}
+    results = [[record(NARROW.at(m), 1e-6 * m / own[i]) for m, own in speeds.items()] for i in (0, 1)]
+    sizes = [NARROW.at(m) for m in speeds]
+    by_order = list(zip(*speeds.values(), strict=True))
+
+    def chosen(*calls: int) -> int:
+        rows = [FormatRow(NARROW.at(m), count=count) for m, count in zip((2, 4000), calls, strict=True)]
+        return order_choice.choose_order(by_order, order_choice._weights(results, sizes, rows))
+
+    assert [chosen(1, 1), chosen(100_000, 10), chosen(1000, 10)] == [1, 1, 0]
 
 
 def test_a_run_without_time_for_races_says_what_it_did_not_compare(

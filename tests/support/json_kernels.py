@@ -149,7 +149,8 @@ def _activate(signature: Mapping[str, str], constants: Mapping[str, float], give
     at, rows, k = _pointed(signature, given), given["rows"], given["K"]
     activation = ACTIVATIONS[int(constants["ACTIVATION"])]
     mode = ("", "row", "block")[int(constants["MODE"])]
-    _put(at, mixture_steps.activate(at("h", rows * 2 * k).view(rows, -1), activation, mode, at("q", 1).dtype))
+    h, run = at("h", rows * 2 * k).view(rows, -1), int(constants["RUN"])
+    _put(at, mixture_steps.activate(h, activation, mode, at("q", 1).dtype, run=run))
 
 
 def _put(at: Callable[[str, int], Any], pair: tuple[Any, Any]) -> None:

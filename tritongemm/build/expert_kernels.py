@@ -73,14 +73,15 @@ def choose_route(
 
 
 def choose_activate(
-    dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str, added: Added = UNBIASED
+    dtype_h: str, dtype_q: str, mode: str, rows: int, k: int, activation: str, added: Added = UNBIASED, run: int = 0
 ) -> Chosen:
     """Return the kernel that writes the activation of the left half of each row times its right half.
 
-    Arguments are as of `choose_gather`, but `k` counts half a row; the activation is one of `ACTIVATIONS`.
+    Arguments are as of `choose_gather`, but `k` counts half a row; the activation is one of `ACTIVATIONS`. Columns of
+    both alternate by `run` where that is not 0, and nothing is added then.
     """
     pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q, mode), **_bias(added, dtype_h), "order_ptr": "*i32"}
-    biased = {"ACTIVATION": ACTIVATIONS.index(activation), "BIASED": int(added != UNBIASED)}
+    biased = {"ACTIVATION": ACTIVATIONS.index(activation), "BIASED": int(added != UNBIASED), "RUN": run}
     constants, numbers = {**biased, **_row_constants(dtype_q, mode, k)}, {"rows": rows, "K": k, "experts": added[2]}
     return _chosen("activate_rows", pointers, numbers, constants, (rows, 1), {"K": k}, _text(mode))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.integrations import sglang_fp8, vllm_fp8_rows, vllm_moe
+from tritongemm.integrations import sglang_fp8, vllm_fp8_rows, vllm_gates, vllm_moe
 from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
@@ -23,13 +23,14 @@ _KERNELS = ("fp8_linear", "kernel", "linear_kernel")  # attributes of a method o
 _PLAIN = "Unquantized"  # what the names of methods without quantisation begin with
 
 
-def prepare(model: nn.Module, compiled: bool, invariant: bool) -> None:
+def prepare(model: nn.Module, compiled: bool, invariant: bool, gates: bool = False) -> None:
     """Load the kernels of a model's GPU, and log which layers are served.
 
     Args:
         model: the server's.
         compiled: whether the code that Inductor writes of it is served too.
         invariant: whether results must not depend on the batch.
+        gates: whether gate and up may be computed with their activation, as vLLM's MLPs have them.
     """
     dispatcher = default_dispatcher()
     try:
@@ -40,6 +41,8 @@ def prepare(model: nn.Module, compiled: bool, invariant: bool) -> None:
         dispatcher.load_weights(model.parameters(), weight.get_device())
         if compiled:
             serve_compiled_code()
+        if gates and (count := vllm_gates.serve(model)):
+            LOG.info("gate, up and activation of %d MLPs are one operation, by a kernel where a row says so", count)
         if not lacks_hooks():
             LOG.info("%s", describe(model, invariant))
     except Exception as error:  # The server runs without us, whatever goes wrong here.

@@ -161,6 +161,11 @@ def serves_experts() -> bool:
     return captures() or bool(default_dispatcher().expert_weights)
 
 
+def serves_gates() -> bool:
+    """Return whether rows compute gate and up with their activation."""
+    return bool(default_dispatcher().gated_weights)
+
+
 def serves_weight(w: Tensor) -> bool:
     """Return whether a record of a linear layer has a weight's N and K."""
     return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().layer_weights

@@ -65,7 +65,12 @@ def _name_graphs(digest: str) -> None:
         raise process.Refusal("VLLM_BATCH_INVARIANT is set, and no row states its order (tune --invariant)")
     # The key of vLLM's compile cache holds the value of each variable in this list. Variables in it are also copied to
     # the workers that Ray starts.
-    traced = process.serves_scales() or settings.server_invariant() or torch.version.hip is not None
+    traced = (
+        process.serves_scales()
+        or process.serves_gates()
+        or settings.server_invariant()
+        or torch.version.hip is not None
+    )
     envs.environment_variables["TRITONGEMM_CONFIG"] = lambda: (digest or "capture") if traced else ""
 
 
@@ -149,7 +154,8 @@ def _hook_loading() -> None:
     def load(*arguments: Any, **named: Any) -> nn.Module:
         model: nn.Module = original(*arguments, **named)
         invariant = settings.server_invariant()  # its layers have an operation
-        loaded_model.prepare(model, not invariant, invariant)
+        adapts = any(process.attribute(one, "lora_config") for one in (*arguments, *named.values()))
+        loaded_model.prepare(model, not invariant, invariant, gates=not (invariant or adapts))
         return model
 
     load.__module__ = __name__

@@ -46,9 +46,12 @@ class MixtureSteps(Protocol):
         """Gather the rows of ids [tokens, k] as `sort` sorts them, and return also what it does."""
 
     def activate(
-        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0
     ) -> Rows:
-        """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
+        """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows.
+
+        Columns of both alternate by `run` where that is not 0, and there is no bias then.
+        """
 
     def combine(
         self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype,
@@ -93,10 +96,12 @@ def route(
     return gather(x, found[0], ids.shape[1], mode, dtype), found
 
 
-def activate(h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None) -> Rows:
-    """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows."""
+def activate(
+    h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0
+) -> Rows:
+    """Return the activation of gate times up, columns of h [rows, 2 K], as `gather` gives rows."""
     h = h.float() if bias is None else h.float() + bias.of(bias.order)
-    gate, up = h.chunk(2, -1)
+    gate, up = (one.flatten(1) for one in h.unflatten(1, (-1, 2, run or h.shape[1] // 2)).unbind(2))
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
         gate = gate * torch.sigmoid(1.702 * gate)

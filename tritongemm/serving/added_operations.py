@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritongemm.core.epilogues import GATED, RUN, activation_of
+from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.problem import PLAIN
-from tritongemm.operations.contract import Operation, ProductOperation, every
-from tritongemm.operations.linear_act import LINEAR_ACT, parts
+from tritongemm.operations.contract import Operation, ProductOperation, ReadyCall, every
+from tritongemm.operations.linear_act import ActivatedLayer, ActivatedOperands, parts
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
-from tritongemm.operations.torch_products import float32_precision
+from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision
 from tritongemm.serving import dispatcher as engine
+from tritongemm.serving.api import mm
+from tritongemm.serving.mixtures import steps_for
 from tritongemm.serving.traced_operations import define
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -208,5 +212,23 @@ def linear_act_quantize(
     return rows.view(*x.shape[:-1], -1), factors.T
 
 
+class _ServedActivation(ActivatedLayer):
+    """`linear_act`, whose product is also tuned where no row has the activation beside it, and followed by a kernel."""
+
+    def make_fallback(self, checked: ActivatedOperands) -> ReadyCall:
+        """Return what computes gate and up without factors on a GPU in two steps, else what PyTorch computes."""
+        plain = checked.scale_a is None and checked.act in GATED and checked.result_type in DTYPE_NAMES
+        if plain and checked.x.is_cuda and activation_of(checked.act) in ACTIVATIONS and checked.rows:
+            return _multiply_and_activate
+        return super().make_fallback(checked)
+
+
+def _multiply_and_activate(x: Tensor, w: Tensor, act: str, bias: Tensor | None, *others: Any) -> Tensor:
+    made = mm(x, w, bias, others[0])
+    rows, steps = made.flatten(0, -2), steps_for(made)
+    done, _ = steps.activate(rows, activation_of(act), "", made.dtype, run=RUN)
+    return done.view(*made.shape[:-1], -1)
+
+
 _call = make_function(FOUR_BIT_LAYER)
-_call_act = make_function(LINEAR_ACT)
+_call_act = make_function(_ServedActivation())

@@ -101,6 +101,7 @@ class Dispatcher:
         weights_by_layout: those of them that have a record for x or w a transposed view, in which calls may differ.
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
         scaled_weights: (N, K) of the weights with scales that have a record.
+        gated_weights: (N, K) of the weights of gate and up that have a record with their activation.
         packed_weights: N, K and B of the weights that alone have scales, with the number of their records.
         expert_weights: the weights of grouped products that have a record.
         invariant_weights: (N, K) and whether they have scales, of layers with a record that states its order.
@@ -113,6 +114,7 @@ class Dispatcher:
         self.weights_by_layout: frozenset[tuple[int, int]] = frozenset()
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
+        self.gated_weights: frozenset[tuple[int, int]] = frozenset()
         self.packed_weights: Counter[tuple[int, int, Operand]] = Counter()
         self.expert_weights: frozenset[served_problems.ExpertWeights] = frozenset()
         self.invariant_weights: frozenset[tuple[int, int, bool]] = frozenset()
@@ -188,6 +190,7 @@ class Dispatcher:
         self.weights_by_layout |= {(p.n, p.k) for p, of_layer in products.items() if not of_layer}
         self.weights = self.layer_weights | self.weights_by_layout
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
+        self.gated_weights |= {(p.n, p.k) for p in problems if p.fold > 1}
         self.scaled_weights |= {(p.n, p.k) for p in problems if served_problems.is_scaled(p)}
         self.packed_weights += Counter((p.n, p.k, p.b) for p in problems if served_problems.has_scaled_weight(p))
         stated = {p: served_problems.is_scaled(p) for p in (row.record.problem for row in rows if row.record.order)}

@@ -356,13 +356,20 @@ def _is_gated(module: Any) -> bool:
 
 def _has_rows(mlp: Any) -> bool:
     layers = mlp.gate_proj, mlp.up_proj
-    device = default_dispatcher().device_kernels(layers[0].weight.get_device())
     weights = [layer.weight for layer in layers]
     alike = weights[0].shape == weights[1].shape and weights[0].dtype == weights[1].dtype
     plain = all(type(w) in _PLAIN and not w.is_inference() for w in weights)
-    if device is None or not alike or not plain or weights[0].dtype not in _DTYPES:
+    if not alike or not plain or weights[0].dtype not in _DTYPES:
         return False
     problem = replace(_problems(layers)[0], epilogue=_GATES[type(mlp.act_fn).__name__])
+    return has_fused_rows(problem, weights[0].get_device())
+
+
+def has_fused_rows(problem: Problem, index: int) -> bool:
+    """Return whether kernels of a GPU won rows for a problem at some M, and can be launched."""
+    device = default_dispatcher().device_kernels(index)
+    if device is None:
+        return False
     rows = device.records.near_rows(problem, device.device.arch, device.device.compute_units)
     return any(_is_tuned(device, row.record.problem) for row in rows)
 

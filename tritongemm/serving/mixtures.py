@@ -170,7 +170,7 @@ class MoeKernels:
         return self.gather(x, found[0], topk, mode, dtype), found
 
     def activate(
-        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0
     ) -> Rows:
         """Activate as `MixtureSteps.activate`."""
         rows, k = h.shape[0], h.shape[1] // 2
@@ -178,9 +178,9 @@ class MoeKernels:
         added, more = _added(bias, h)
         order = h if bias is None else bias.order.int()
         operands = {"h": h, "q": q, "scale": q if scale is None else scale, **more, "order": order}
-        asked = DTYPE_NAMES[h.dtype], _name(dtype, mode), mode, rows, k, activation, added
+        asked = DTYPE_NAMES[h.dtype], _name(dtype, mode), mode, rows, k, activation, added, run
         done = self._run(expert_kernels.choose_activate, asked, operands)
-        return (q, as_taken(scale, mode)) if done else mixture_steps.activate(h, activation, mode, dtype, bias)
+        return (q, as_taken(scale, mode)) if done else mixture_steps.activate(h, activation, mode, dtype, bias, run)
 
     def combine(
         self, y: Tensor, place: Tensor, ends: Tensor, weights: Tensor, dtype: torch.dtype,
@@ -217,7 +217,7 @@ class MoeKernels:
         except (TritonGemmError, OSError) as error:
             if torch.cuda.is_current_stream_capturing():
                 return None
-            warnings.warn(f"PyTorch's operations do a step of fused_moe, as no kernel does: {error}", stacklevel=5)
+            warnings.warn(f"PyTorch's operations do a step beside products, as no kernel does: {error}", stacklevel=5)
         keep(self._table, key, call)
         return call
 

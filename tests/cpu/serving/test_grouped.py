@@ -200,7 +200,7 @@ def test_a_mixture_of_integers_asks_for_the_rows_of_its_family() -> None:
     ]
     assert asked == tuned
     beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
-    assert all(sum(constants.get("MODE") == 5 for constants in each) == 4 for each in beside)  # gather, activations
+    assert all(sum(constants.get("MODE") == 5 for constants in each) == 8 for each in beside)  # four routes beside
     blocks = replace(tuned[0], family="a8w8_blockscale").scaled((Scaling(depth=128), Scaling(rows=128, depth=128)))
     assert not list(expert_kernels.kernels_for(blocks, SM90))
 

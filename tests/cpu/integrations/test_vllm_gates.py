@@ -1,0 +1,111 @@
+"""vLLM's MLPs whose gate, up and SiLU become one operation: when, what it computes, and which are left."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.support.fakes.servers import install_vllm
+from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tritongemm.core.problem import Problem
+from tritongemm.integrations import loaded_model, vllm, vllm_gates
+from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
+
+K, INNER = 64, 96
+
+
+class UnquantizedLinearMethod:
+    """As vLLM's."""
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, layer.weight, bias)
+
+
+class Linear(nn.Module):  # type: ignore[misc]
+    """As vLLM's layers."""
+
+    def __init__(self, k: int, sizes: list[int], bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(sum(sizes), k).bfloat16() / 8)
+        self.bias = nn.Parameter(torch.ones(sum(sizes)).bfloat16()) if bias else None
+        self.output_sizes, self.quant_method = sizes, UnquantizedLinearMethod()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.quant_method.apply(self, x, self.bias), None
+
+
+class SiluAndMul(nn.Module):  # type: ignore[misc]
+    """As vLLM's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return functional.silu(gate) * up
+
+
+class Mlp(nn.Module):  # type: ignore[misc]
+    """As vLLM's LlamaMLP."""
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = Linear(K, [INNER, INNER], bias), Linear(INNER, [K])
+        self.act_fn = SiluAndMul()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.gate_up_proj(x)
+        x = self.act_fn(x)
+        x, _ = self.down_proj(x)
+        return x
+
+
+class Halved(Mlp):
+    """Another formula."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * super().forward(x)
+
+
+def load(m: int, winner: str) -> None:
+    of = problem(m, 2 * INNER, K)
+    row = Problem(of.m, of.n, of.k, of.a, of.b, of.c, epilogue="silu_mul")
+    default_dispatcher().load([record(row, winner=winner, m_from=m - 1)])
+    kernels = stand_in_kernels(default_dispatcher()._records)
+    kernels.loaded_ranges = {row: StandInKernel()} if winner == "triton" else {}
+    default_dispatcher()._devices[-1] = kernels
+
+
+def test_gate_up_and_silu_are_one_operation(unloaded: Dispatcher) -> None:
+    torch.manual_seed(0)
+    model, x = nn.ModuleList([Mlp(), Mlp(bias=True), Halved()]), torch.randn(16, K).bfloat16()
+    with torch.no_grad():
+        wanted, weight = [mlp(x) for mlp in model], model[0].gate_up_proj.weight
+        load(64, "torch")
+        assert not vllm_gates.serve(model) and default_dispatcher().gated_weights == {(2 * INNER, K)}
+        load(16, "triton")
+        assert vllm_gates.serve(model) == 1
+        for mlp, theirs in zip(model, wanted, strict=True):
+            torch.testing.assert_close(mlp(x), theirs, rtol=0.02, atol=0.02)
+        found = torch.compile(model[0], backend="aot_eager", fullgraph=True)(x)
+        torch.testing.assert_close(found, wanted[0], rtol=0.02, atol=0.02)
+    method = model[0].gate_up_proj.quant_method
+    assert isinstance(method, UnquantizedLinearMethod) and type(method).__name__ == "UnquantizedLinearMethod"
+    assert vllm_gates.serve(model) == 0  # what is served is not taken apart again
+    with pytest.raises(RuntimeError, match="start vLLM anew"):
+        weight.weight_loader(weight, x)
+
+
+@pytest.mark.parametrize(("lora", "wanted"), [(None, True), (object(), False)])
+def test_adapters_keep_the_product_of_gate_and_up(
+    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, lora: Any, wanted: bool
+) -> None:
+    install_vllm(monkeypatch)
+    asked: list[bool] = []
+    monkeypatch.setattr(loaded_model, "prepare", lambda *_, gates: asked.append(gates))
+    vllm._hook_loading()
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    config = SimpleNamespace(lora_config=lora)
+    BaseModelLoader().load_model(config)
+    assert asked == [wanted]

@@ -54,8 +54,10 @@ class InterpretedSteps(MoeKernels):
         found, wanted = super().gather(x, order, topk, mode, dtype), mixture_steps.gather(x, order, topk, mode, dtype)
         return alike(found, wanted, mode, x.shape[1])
 
-    def activate(self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: Any = None) -> Any:
-        given = h, activation, mode, dtype, bias
+    def activate(
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: Any = None, run: int = 0
+    ) -> Any:
+        given = h, activation, mode, dtype, bias, run
         found, wanted = super().activate(*given), mixture_steps.activate(*given)
         return alike(found, wanted, mode, h.shape[1] // 2)
 

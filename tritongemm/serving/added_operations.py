@@ -16,7 +16,6 @@ from tritongemm.operations.linear_act import ActivatedLayer, ActivatedOperands, 
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
 from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision
 from tritongemm.serving import dispatcher as engine
-from tritongemm.serving.api import mm
 from tritongemm.serving.mixtures import steps_for
 from tritongemm.serving.traced_operations import define
 
@@ -224,9 +223,9 @@ class _ServedActivation(ActivatedLayer):
 
 
 def _multiply_and_activate(x: Tensor, w: Tensor, act: str, bias: Tensor | None, *others: Any) -> Tensor:
-    made = mm(x, w, bias, others[0])
-    rows, steps = made.flatten(0, -2), steps_for(made)
-    done, _ = steps.activate(rows, activation_of(act), "", made.dtype, run=RUN)
+    made = engine.default.run(x, w, bias, others[0])
+    with torch.cuda.device(x.get_device()):
+        done, _ = steps_for(made).activate(made.flatten(0, -2), activation_of(act), "", made.dtype, run=RUN)
     return done.view(*made.shape[:-1], -1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +21,10 @@ from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, Rows, 
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.helper_kernels import HelperCall
+from tritongemm.serving.helper_kernels import HelperCall, HelperKernels
 from tritongemm.serving.launching import MISALIGNED_BITS
 from tritongemm.serving.products import run_grouped
 from tritongemm.serving.traced_operations import define
-
-if TYPE_CHECKING:
-    from tritongemm.serving.device_kernels import DeviceKernels
 
 _ID_TYPES = {torch.int32: "i32", torch.int64: "i64"}
 
@@ -128,14 +125,14 @@ def steps_for(*given: Any) -> MixtureSteps:
         return mixture_steps
     dispatcher = default_dispatcher()
     device = dispatcher.device(tensors[0].get_device())
-    return mixture_steps if device is None else MoeKernels(device, dispatcher.calls.table)
+    return mixture_steps if device is None else MoeKernels(device.helpers, dispatcher.calls.table)
 
 
 class MoeKernels:
     """The steps by a kernel each, in one thread; where there is none for a step, by PyTorch's operations."""
 
-    def __init__(self, device: DeviceKernels, table: dict[Any, Any]) -> None:
-        self._device, self._table = device, table
+    def __init__(self, helpers: HelperKernels, table: dict[Any, Any]) -> None:
+        self._helpers, self._table = helpers, table
 
     def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sort as `MixtureSteps.sort`."""
@@ -213,7 +210,7 @@ class MoeKernels:
         """
         call = None
         try:
-            call = HelperCall(self._device.helpers.prepare(*chosen), self._device.device.index)
+            call = HelperCall(self._helpers.prepare(*chosen), self._helpers.device.index)
         except (TritonGemmError, OSError) as error:
             if torch.cuda.is_current_stream_capturing():
                 return None

@@ -11,7 +11,7 @@ from tritongemm.codegen.template_facts import (
     _code,
     apart_in_bytes,
     has_four_bit_weight,
-    in_halves,
+    columns_at_once,
     kernel_template,
     operand_of,
     pieces_of_b,
@@ -53,7 +53,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
         "BLOCK_K": config.block_k,
         "SPLIT_K": config.split_k,
         "EVEN_K": problem.k % config.block_k == 0,
-        **kernel_template(config.template).constants(config, in_halves(problem)),
+        **kernel_template(config.template).constants(config, columns_at_once(problem)),
     }
 
 
@@ -124,7 +124,7 @@ class _Scope(dict[str, Any]):
         if name in _NAMES:
             value = _NAMES[name](config, problem)
         elif (option := name.lower()) in template.constexprs:
-            value = template.value(config, option, in_halves(problem))
+            value = template.value(config, option, columns_at_once(problem))
         else:
             raise KeyError(name)
         self[name] = value
@@ -215,7 +215,7 @@ def complete_runs(config: Config, problem: Problem, compute_units: int) -> str |
     # Before a config is read: pruning asks once for all that agree in what is.
     if problem.fold == 1 and not problem.in_blocks:
         return None
-    constants = kernel_template(config.template).constants(config, in_halves(problem))
+    constants = kernel_template(config.template).constants(config, columns_at_once(problem))
     along_n = not constants.get("SWAP_AB") and not constants.get("PADDED")
     parts = (config.split_k if constants.get("EXCHANGE") else constants.get("EPILOGUE_PARTS", 1)) if along_n else 1
     least, body = RUN * problem.fold, config.block_n - (constants.get("TAIL", 0) if along_n else 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tritongemm.codegen.fact_sections import PAIRWISE
 from tritongemm.codegen.geometry import evaluate
 from tritongemm.codegen.render import accumulator, common_type
-from tritongemm.codegen.template_facts import WARPS_OF_A_GROUP, adds_blocks, in_halves, kernel_template
+from tritongemm.codegen.template_facts import WARPS_OF_A_GROUP, adds_blocks, columns_at_once, kernel_template
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.reduction_order import EXACT, PAIRS, ReductionOrder
@@ -70,7 +70,7 @@ def _unit(config: Config, problem: Problem, target: Target) -> str:
         return ""
     if template.order.unit:
         return template.order.unit
-    swapped = template.value(config, "swap_ab", in_halves(problem)) if "swap_ab" in template.constexprs else 0
+    swapped = template.value(config, "swap_ab", columns_at_once(problem)) if "swap_ab" in template.constexprs else 0
     rows = config.block_n if swapped else config.block_m
     wide = rows % _WGMMA_ROWS == 0 and config.num_warps % WARPS_OF_A_GROUP == 0
     return ("wgmma" if target.has("wgmma") else "tcgen05") if wide else "mma"

@@ -22,7 +22,7 @@ from tritongemm.codegen.template_facts import (
     compiler_options,
     has_four_bit_weight,
     in_fragments,
-    in_halves,
+    columns_at_once,
     kernel_template,
     operand_of,
     operands,
@@ -225,7 +225,7 @@ def _rows(configs: list[Config], problem: Problem) -> Iterator[str]:
     """Yield a line for each config: its name, its kernel's constants in capitals, the options of the compiler."""
 
     def pairs(config: Config) -> str:
-        constants = kernel_template(config.template).constants(config, in_halves(problem))
+        constants = kernel_template(config.template).constants(config, columns_at_once(problem))
         return " ".join(f"{k}={v}" for k, v in (constants | compiler_options(config)).items())
 
     for c, rest in zip(configs, ConfigMemo(configs).map(pairs), strict=True):
@@ -289,7 +289,7 @@ def winner(problem: Problem, config: Config, target: Target, remark: str) -> str
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "SPLIT_K": config.split_k,
-        **template.constants(config, in_halves(problem)),
+        **template.constants(config, columns_at_once(problem)),
     }
     needed = geometry(config, problem, target.compute_units)
     more = {

@@ -25,7 +25,9 @@ from tritongemm.plugins.contracts import Pieces, WeightLayout
 
 _UNKNOWN = SearchFacts()  # for a template that is not here
 TEMPLATES = Path(__file__).parent / "templates"
-HALVED_COLUMNS = 128  # more columns of a tile are two parts where `in_halves` says so
+HALVED_COLUMNS = 128  # more columns of a tile are two parts where `columns_at_once` says fewer than MOST_PADDED
+# Columns of which there is room for the sum of a block of K beside that of all, in a group of warps with 64 rows.
+SCALED_COLUMNS = 160
 # Hopper's matrix units keep about 14 bits of a sum of fp8 products. Sums of more elements of K are of blocks that are
 # added up in float32: without that, errors of K = 16384 were above the family's tolerance.
 LONG_FP8_SUM = 8192
@@ -85,24 +87,25 @@ class KernelTemplate:
     edited: bool = False
     order: OrderFacts = field(default_factory=OrderFacts)  # in which order it adds up products
 
-    def value(self, config: Config, option: str, halved: bool = False) -> int:
+    def value(self, config: Config, option: str, at_once: int = MOST_PADDED) -> int:
         """Return a config's value of one of `constexprs`: an option of its own, or one that every config has."""
         if option == "padded":
-            return padded_columns(config, halved)
+            return padded_columns(config, at_once)
         if option == "exchange":
             return int(exchanges_sums(config))
         if option == "tail":
             columns = self.columns(config)
-            if padded_columns(config, halved):
+            if padded_columns(config, at_once):
                 return 0
-            return columns // 2 if halved and columns > HALVED_COLUMNS and not tail(columns) else tail(columns)
+            halved = at_once < MOST_PADDED and columns > HALVED_COLUMNS and not tail(columns)
+            return columns // 2 if halved else tail(columns)
         if option in ("num_warps", "num_stages"):
             return int(getattr(config, option))
         return config.option(option, self.defaults.get(option, 0))
 
-    def constants(self, config: Config, halved: bool = False) -> dict[str, int]:
+    def constants(self, config: Config, at_once: int = MOST_PADDED) -> dict[str, int]:
         """Return the values of all `constexprs` by the names that a kernel has for them, in capitals."""
-        return {option.upper(): self.value(config, option, halved) for option in self.constexprs}
+        return {option.upper(): self.value(config, option, at_once) for option in self.constexprs}
 
     def columns(self, config: Config) -> int:
         """Return the columns of a config's tile that matrix instructions see."""
@@ -110,13 +113,18 @@ class KernelTemplate:
         return config.block_m if swapped else config.block_n
 
 
-def in_halves(problem: Problem) -> bool:
-    """Return whether wide tiles of kernels whose warps have roles are multiplied in halves.
+def columns_at_once(problem: Problem) -> int:
+    """Return the most columns of a tile of two powers of two that kernels whose warps have roles multiply at once.
 
-    Where scales change along K, the sum of a block of K needs registers beside the sum of all, unless they multiply a
-    weight of four bits where it is widened. Triton knows no matrix instruction of integers with 256 columns.
+    Below MOST_PADDED wide tiles are multiplied in halves too. Where scales change along K, the sum of a block of K
+    needs registers beside the sum of all, unless they multiply a weight of four bits where it is widened. Triton knows
+    no matrix instruction of integers with 256 columns.
     """
-    return (problem.scale_depth > 0 and not has_four_bit_weight(problem)) or problem.a.type.is_integer
+    scaled = problem.scale_depth > 0 and not has_four_bit_weight(problem)
+    own_factors = scaled and (problem.b.scaling is None or problem.b.scaling.rows == 1)
+    if problem.a.type.is_integer:
+        return 0 if own_factors else HALVED_COLUMNS
+    return MOST_PADDED if not scaled else 0 if own_factors else SCALED_COLUMNS
 
 
 def adds_blocks(problem: Problem, target: Target) -> bool:
@@ -136,24 +144,25 @@ def _has_constant(template: str, name: str) -> bool:
     return template in names() and name in kernel_template(template).constexprs
 
 
-def padded_columns(config: Config, halved: bool = False) -> int:
+def padded_columns(config: Config, at_once: int = MOST_PADDED) -> int:
     """Return the columns of the block, a power of two, of which matrix instructions take as many as a tile has.
 
     Returns:
         0 for a tile that is multiplied as wide as its blocks are, of any template, and for one of two powers of two
-        that is `halved` (see `in_halves`) or too wide for one instruction.
+        that has more columns than are multiplied `at_once` (see `columns_at_once`).
     """
     if not _has_constant(config.template, "padded"):
         return 0
-    columns = kernel_template(config.template).columns(config)
-    parts = 2 if halved or columns > MOST_PADDED else 1
-    return 1 << columns.bit_length() if columns.bit_count() > parts else 0
+    template = kernel_template(config.template)
+    columns, swapped = template.columns(config), template.value(config, "swap_ab") == 1
+    united = columns <= at_once and (at_once == MOST_PADDED or not swapped)
+    return 1 << columns.bit_length() if columns.bit_count() > (1 if united else 2) else 0
 
 
 def columns_of_slot(config: Config, problem: Problem) -> int:
     """Return the columns of a tile, as matrix instructions see them, that a slot of the ring has room for."""
     template = kernel_template(config.template)
-    columns, padded = template.columns(config), padded_columns(config, in_halves(problem))
+    columns, padded = template.columns(config), padded_columns(config, columns_at_once(problem))
     swapped = template.value(config, "swap_ab") == 1
     along_k = problem.a.row_major if swapped else not problem.b.row_major
     tight = along_k and config.block_k * problem.a.type.bytes == SWIZZLED_BYTES

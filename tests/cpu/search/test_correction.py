@@ -65,7 +65,7 @@ def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: p
         before, after = figures(script, "bf16_sample", "fp8_blocks")
     assert means(after)[0] > 0.93 > means(before)[0] + 0.1
     assert means(after)[1] > 0.98 > means(before)[1]
-    assert min(first for first, _ in after) > 0.6 and min(eight for _, eight in after) > 0.85
+    assert min(first for first, _ in after) > 0.6 and min(eight for _, eight in after) > 0.8
 
 
 @pytest.mark.heavy

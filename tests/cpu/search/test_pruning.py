@@ -182,7 +182,8 @@ def test_small_tiles_in_two_parts_scale_no_sums() -> None:
         config = Config("ws_tma", m, n, 128, num_warps=m // 16, num_stages=4)
         return "scaled" in reasons(config, problem, SM90).get("two_parts", "")
 
-    assert found(64, 96) and found(256, 96) and found(64, 192) and not found(128, 192) and not found(128, 128)
+    assert found(64, 192) and not found(128, 192) and not found(128, 128)
+    assert not found(64, 96) and not found(128, 160), "padded: all columns at once"
 
 
 def test_hopper_reads_128_bytes_of_a_row_where_both_operands_have_rows_along_k() -> None:

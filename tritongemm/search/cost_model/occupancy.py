@@ -9,9 +9,11 @@ from math import ceil
 
 from tritongemm.codegen.template_facts import (
     adds_blocks,
+    columns_at_once,
     columns_of_slot,
     has_four_bit_weight,
     kernel_template,
+    padded_columns,
     search_facts,
 )
 from tritongemm.core.artifact import Artifact
@@ -140,9 +142,11 @@ def block_sum_registers(config: Config, problem: Problem, target: Target) -> int
     if with_roles and has_four_bit_weight(problem):  # its factors multiply widened numbers
         return 0
     template, (rows, columns) = kernel_template(config.template), matrix_sides(config)
-    rest = template.value(config, "tail", halved=True) if "tail" in template.constexprs else 0
+    at_once = columns_at_once(problem)
+    rest = template.value(config, "tail", at_once) if "tail" in template.constexprs else 0
     held = ceil(rows * (columns - rest) / (config.num_warps * target.wave_size))
-    stacked = with_roles and not rest and not config.option("swap_ab") and held > MOST_BLOCK_SUM
+    in_one_part = rest or padded_columns(config, at_once)
+    stacked = with_roles and not in_one_part and not config.option("swap_ab") and held > MOST_BLOCK_SUM
     return held // 2 if stacked else held
 
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
 from tritongemm.codegen.template_facts import (
+    MOST_PADDED,
     PADDED_STEP,
     columns_of_slot,
     exchanges_sums,
-    in_halves,
+    columns_at_once,
     kernel_template,
     odd_block,
     padded_columns,
@@ -46,8 +47,8 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """The ring between the warps that fetch and multiply has as many slots as fit beside the stored part of C."""
     rows, width = matrix_sides(config)
     template = kernel_template(config.template)
-    halves = in_halves(problem)
-    rest, padded = template.value(config, "tail", halves), padded_columns(config, halves)
+    at_once = columns_at_once(problem)
+    rest, padded = template.value(config, "tail", at_once), padded_columns(config, at_once)
     slot = (rows + columns_of_slot(config, problem)) * problem.a.type.bytes * config.block_k
     slot += factor_bytes(config, problem)
     sharers = config.split_k if exchanges_sums(config) else 1
@@ -143,12 +144,12 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
     own = block_sum_registers(config, problem, target)
     if not own:
         return None
-    columns = matrix_sides(config)[1] - kernel_template(config.template).value(config, "tail", in_halves(problem))
+    columns = matrix_sides(config)[1] - kernel_template(config.template).value(config, "tail", columns_at_once(problem))
     of_columns = problem.a.scaling if config.option("swap_ab") else problem.b.scaling
     each = of_columns is not None and of_columns.depth > 0 and of_columns.rows == 1
     held = accumulator_registers(config, target) + own + (columns // 4 if each else 0)
     limit = SUMS_LIMITS.get(config.num_warps, max(SUMS_LIMITS.values()))
-    if padded_columns(config, in_halves(problem)):
+    if padded_columns(config, columns_at_once(problem)):
         limit = max(limit, PADDED_SUMS_LIMIT)
     return f"{held} registers of sums and factors > {limit}" if held > limit else None
 
@@ -161,12 +162,12 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     rest = tail(width)
     if not rest:
         return None
-    padded = padded_columns(config, in_halves(problem))
+    padded = padded_columns(config, columns_at_once(problem))
     small = problem.groups is None and not config.option("swap_ab") and (rows < 128 or width < 192)
-    if small and problem.scale_depth:
+    if small and problem.scale_depth and not padded:
         # On an H200 none of these came within 3 % of the best at 35 sizes: their sums are scaled one after the other.
         return f"tiles of {rows} x {width} in two parts, whose sums are scaled one after the other"
-    if in_halves(problem) and 2 * rest == width - rest:
+    if columns_at_once(problem) < MOST_PADDED and not padded and 2 * rest == width - rest:
         return None  # wide tiles are computed in parts anyway
     if config.option("share"):
         return f"tiles {width} wide and cut along K: either fills a round"

@@ -6,9 +6,9 @@ from tritongemm.codegen.geometry import Need, list_needs, unmet_need
 from tritongemm.codegen.template_facts import (
     MOST_PADDED,
     PADDED_STEP,
+    columns_at_once,
     columns_of_slot,
     exchanges_sums,
-    columns_at_once,
     kernel_template,
     odd_block,
     padded_columns,

@@ -13,10 +13,11 @@ from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.machine import Machine
-from tritongemm.numerics import verify
+from tritongemm.numerics import epilogues, verify
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.serving import added_operations
 from tritongemm.serving.dispatcher import Dispatcher
 
 # test_scaled_serving.py has single products with factors in float32.
@@ -62,3 +63,20 @@ def test_it_is_served_at_its_own_m_and_at_others(
         there = ~exact[..., 0].isnan()
         assert all(verify.deviation(out[there], exact[there]) <= family.tolerance(here) for out in outs)
     assert all(type(ready).__name__ in ("OperandCall", "ScaledCall") for ready in dispatcher.calls.table.values())
+
+
+@pytest.mark.usefixtures("gpu_machine")
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_gate_and_up_without_a_row_are_a_product_and_a_kernel(gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = Dispatcher()
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
+    x, w, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in ((3, 5, 256), (2 * 344, 256), (2 * 344,)))
+    exact = epilogues.apply("silu_mul", torch.nn.functional.linear(x.double(), w.double(), bias.double()))
+    outs, graph = [tritongemm.linear_act(x, w, "silu_mul", bias)], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs.append(tritongemm.linear_act(x, w, "silu_mul", bias))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(verify.deviation(out.double(), exact) < 0.03 for out in outs)
+    assert any(ready is added_operations._multiply_and_activate for ready in dispatcher.calls.table.values())

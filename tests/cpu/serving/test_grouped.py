@@ -241,6 +241,7 @@ for tokens, topk, experts, k in ((3, 2, 5, 256), (9, 4, 9, 384)):
     for one, other in zip(ours, theirs):
         assert torch.equal(one.long(), other.long())
     order, place, ends = ours
+    assert all(map(torch.equal, moe_kernels.route(torch.ones(tokens, k), ids, experts, "", torch.float32)[1], ours))
     x = torch.randn(tokens, k)
     x[0, 3], x[1] = float("nan"), 0.0
     x[2, 5] = float("inf")
@@ -249,6 +250,8 @@ for tokens, topk, experts, k in ((3, 2, 5, 256), (9, 4, 9, 384)):
         if dtype != torch.int8:  # whose factors, not whose numbers, say what is no number
             x[0, 3] = x[2, 5] = 1.0
         for make in (lambda steps: steps.gather(x, order, topk, mode, dtype),
+                     lambda steps: steps.route(x, ids, experts, mode, dtype)[0],
+                     lambda steps: steps.activate(torch.cat([x, x], 1), "silu", mode, dtype, run=8),
                      lambda steps: steps.activate(torch.cat([x, x], 1), "gelu", mode, dtype),
                      lambda steps: steps.activate(torch.cat([x, -x], 1), "silu", mode, dtype)):
             (q, s), (r, t) = make(moe_kernels), make(mixture_steps)

@@ -1,8 +1,10 @@
 """Figures: what tuned kernels gain over the library, by layer and M and product by product, and what is left."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from math import log2
 
+from tritongemm.core.record import Record
 from tritongemm.report.page import figure
 from tritongemm.report.page.figure import EDGE, FLOOR, LIBRARY, OURS, WORSE, Figure, axis, names_axis, number, plain
 from tritongemm.report.page.report_data import ReportData, name_product, uplift_of
@@ -10,6 +12,7 @@ from tritongemm.report.page.report_data import ReportData, name_product, uplift_
 _RATIOS, _UPLIFT, _LEFT = "Gain by layer and M", "Weighted uplift", "Left to the floor"
 _ALL = "all of them"  # the first row of the ratios
 _LEAST_SPAN, _MOST_SPAN = 0.1, 1.0  # of log2 of the ratio, to either side of 1; beyond it colours are the same
+_MOST_COLUMNS = 32
 _MOST_STEPS = 16  # products with a step or bar of their own
 
 
@@ -19,9 +22,10 @@ def draw_ratios(data: ReportData) -> Figure:
         return Figure("ratios", _RATIOS, "Not drawn: no result has a time of the library beside ours.")
     products = data.busiest(data.raced)[::-1]
     left_out = len({name_product(r) for r in data.raced}) - len(products)
-    ratios = {(name_product(r), r.problem.m): r.speedup or 1.0 for r in data.raced}
-    ratios = {place: ratio for place, ratio in ratios.items() if place[0] in products}
-    sizes = sorted({m for _, m in ratios})
+    shown = [r for r in data.raced if name_product(r) in products]
+    sizes = _columns(shown)
+    exact_last = sorted(shown, key=lambda r: r.m_from == 0)
+    ratios = {(name_product(r), m): r.speedup or 1.0 for r in exact_last for m in sizes if r.serves(m)}
     if len(products) > 1 and len(data.devices) == 1:
         products = (*products, _ALL)
         ratios |= {(_ALL, m): data.predicted_gain(m) or 1.0 for m in sizes}
@@ -49,12 +53,21 @@ def draw_ratios(data: ReportData) -> Figure:
         "yaxis": names_axis(showgrid=False),
     }
     caption = "The library's time over that of our best candidate: blue where ours is faster, orange where the library "
-    caption += "is, and serves. Empty where nothing was raced."
+    caption += "is, and serves. Empty where nothing was raced; a range has the ratio at its largest M."
     if _ALL in products:
         caption += " The first row is the library's time of all products over that of what serves them at this M, "
         caption += "as often as the workload calls them." if data.calls else "each once, as no workload was named."
     caption += f" {left_out} products that take less time are left out." if left_out else ""
     return Figure("ratios", _RATIOS, caption, (trace,), layout, 160 + 24 * len(products))
+
+
+def _columns(records: Sequence[Record]) -> list[int]:
+    """Return the M that have a column: all, or powers of two where ranges end at more of them than can be read."""
+    sizes = {r.problem.m for r in records}
+    ranges = [r.m_from for r in records if r.m_from]
+    if len(sizes) <= _MOST_COLUMNS or 2 * len(ranges) < len(records):
+        return sorted(sizes)
+    return [1 << bits for bits in range(max(sizes).bit_length()) if 1 << bits >= min(ranges)]
 
 
 def _two_digits(ratio: float | None) -> str:

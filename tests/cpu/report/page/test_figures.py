@@ -98,6 +98,9 @@ def test_gains_at_an_m_are_weighed_by_the_calls_at_any_m() -> None:
     (cells,) = drawn(data)["ratios"].traces
     assert cells["y"][-1] == "all of them" and "4096x4096_up_proj bf16_TN" in cells["y"]
     assert cells["text"][-1] == ["1.12", "2.00"]
+    ranges = [result(problem(10 * end), 1e-6, library_seconds=2e-6, m_from=10 * end - 9) for end in range(1, 41)]
+    (cells,) = drawn(ReportData(tuple(ranges)))["ratios"].traces
+    assert cells["x"] == ["1", "2", "4", "8", "16", "32", "64", "128", "256"] and set(cells["text"][0]) == {"2.00"}
 
 
 def test_what_is_left_to_the_floor() -> None:

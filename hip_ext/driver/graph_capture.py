@@ -13,7 +13,7 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_ubyte, c_uint, c_void_p
 from dataclasses import dataclass, replace
 
 from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
-from tritongemm.hip_ext.driver.symbols import BUFFER_POINTER, BUFFER_SIZE, CAPTURE_RELAXED, Api
+from tritongemm.hip_ext.driver.symbols import BUFFER_POINTER, BUFFER_SIZE, CAPTURE_RELAXED, Api, address_of
 
 _KERNEL, _MEMSET = 0, 2  # CUgraphNodeType
 _CLUSTER, _POLICY = 4, 5  # CUlaunchAttributeID
@@ -98,7 +98,15 @@ class PreparedMemset:
         """Queue the call on the stream with this handle."""
         status = self._call(self._address, 0, self._count, stream)
         if status:
-            raise self._api.error(self._api.symbol("memset"), status)
+            self.refuse(status)
+
+    def refuse(self, status: int) -> None:
+        """Raise what a status of the driver means."""
+        raise self._api.error(self._api.symbol("memset"), status)
+
+    def described(self) -> tuple[object, ...]:
+        """Return the call as compiled code takes it; see `PreparedLaunch.described`."""
+        return 2, 0, address_of(self._call), 0, (0,) * 7, b"", 0, bytes(self.params), (), self._count
 
 
 def available(api: Api) -> bool:

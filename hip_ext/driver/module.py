@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int, c_uint, c_void_p
+from ctypes import POINTER, byref, c_int, c_uint, c_void_p
 from functools import cached_property, partial
 
 from tritongemm.core.errors import UnavailableError
@@ -28,7 +28,7 @@ class _LaunchConfig(ctypes.Structure):
         ("block", c_uint * 3),
         ("shared", c_uint),
         ("stream", c_void_p),
-        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attributes", POINTER(_LaunchAttribute)),
         ("count", c_uint),
     ]
 
@@ -133,7 +133,7 @@ class Function:
 class PreparedLaunch:
     """A launch with everything but the stream fixed. Not to be shared between threads."""
 
-    __slots__ = ("_api", "_block", "_config", "_go", "_keep", "function", "params")
+    __slots__ = ("_api", "_block", "_config", "_go", "_keep", "_offsets", "_shape", "function", "params")
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class PreparedLaunch:
         together: tuple[Grid, bool],
         offsets: Sequence[int],
     ) -> None:
-        self._api, self.function = api, function
+        self._api, self.function, self._shape, self._offsets = api, function, shape, tuple(offsets)
         self.params = bytearray(params)
         # ctypes reads the bytearray in place, so a patch needs no copy
         self._block = (ctypes.c_char * len(params)).from_buffer(self.params)
@@ -178,7 +178,20 @@ class PreparedLaunch:
             self._config.stream = stream
             status = self._go()
         if status:
-            raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
+            self.refuse(status)
+
+    def refuse(self, status: int) -> None:
+        """Raise what a status of the driver means."""
+        raise self._api.error(self._api.symbol("launch_ex" if self._config else "launch"), status)
+
+    def described(self) -> tuple[object, ...]:
+        """Return the call as compiled code takes it: which of the driver's it is, and its arguments but the stream."""
+        config, head = self._config, (self.function.handle.value, tuple(self._shape))
+        kind, end = 0 if config else 1, symbols.BUFFER_END[self._api.vendor]
+        attributes = bytes(ctypes.cast(config.attributes, POINTER(_LaunchAttribute * 3)).contents) if config else b""
+        count = config.count if config else 0
+        driver = symbols.address_of(self._api.raw["launch_ex" if config else "launch"])
+        return kind, end, driver, *head, attributes, count, bytes(self.params), self._offsets, 0
 
 
 def _extended(shape: tuple[int, ...], cluster: Grid, overlap: bool) -> _LaunchConfig:

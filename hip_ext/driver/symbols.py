@@ -150,6 +150,11 @@ class Api:
         return (text.value or b"").decode(errors="replace")
 
 
+def address_of(call: Any) -> int:
+    """Return the address of a driver's call in this process."""
+    return ctypes.cast(call, c_void_p).value or 0
+
+
 def bind(vendor: str) -> Api:
     """Open the vendor's driver library and look up every call."""
     if vendor == "nvidia":

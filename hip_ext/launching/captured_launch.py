@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tritongemm.core.served_call import PatchedLaunch
+from tritongemm.core.served_call import LaunchSteps, PatchedLaunch
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured, Cleared
-from tritongemm.hip_ext.launching.patched_launch import WORD_BYTES, address_writer, as_words, call_all
+from tritongemm.hip_ext.launching.patched_launch import WORD_BYTES, address_writers, call_all
 
 QueueCall = Callable[[Mapping[str, int], int], object]
 
@@ -98,11 +98,9 @@ def _compare(
 def prepare_captured(device: driver.Device, kernels: Sequence[CapturedKernel]) -> PatchedLaunch:
     """Return a launch of captured kernels with their operands anywhere; for one thread."""
     prepared = [k.kernel.prepare(device.api) for k in kernels]
-    slots: dict[str, list[tuple[memoryview, int, int]]] = {}
-    for launch, kernel in zip(prepared, kernels, strict=True):
-        block = as_words(launch.params)
+    slots: dict[str, list[tuple[int, int, int]]] = {}
+    for step, kernel in enumerate(kernels):
         for name, offsets in kernel.address_slots.items():
-            slots.setdefault(name, []).extend((block, offset, distance) for offset, distance in offsets)
-    return PatchedLaunch(
-        {name: address_writer(found) for name, found in slots.items()}, call_all([one.launch for one in prepared])
-    )
+            slots.setdefault(name, []).extend((step, offset, distance) for offset, distance in offsets)
+    steps = LaunchSteps(prepared, slots)
+    return PatchedLaunch(address_writers(steps), call_all([one.launch for one in prepared]), steps)

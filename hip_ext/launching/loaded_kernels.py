@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from tritongemm.core.launch import HostLaunch, Launch, StridePlaces
-from tritongemm.core.served_call import PatchedLaunch
+from tritongemm.core.served_call import LaunchSteps, PatchedLaunch
 from tritongemm.hip_ext.driver import driver, tensor_map
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.hip_ext.launching.patched_launch import (
     PLACEHOLDER_ADDRESS,
     ZeroedLaunch,
-    address_writer,
-    as_words,
+    address_writers,
     call_all,
     prepare_launch,
     tensor_map_makers,
@@ -38,8 +37,7 @@ class TunedKernel:
         launch, offsets = self.launch, self.launch.offsets()
         makers = tensor_map_makers(device, launch)
         prepared = prepare_launch(self.function, launch, makers)
-        words = as_words(prepared.params)
-        slots: dict[str, list[tuple[memoryview, int, int]]] = {}
+        slots: dict[str, list[tuple[int, int, int]]] = {}
         setters: dict[str, list[Callable[[int], None]]] = {}
         for index, param in enumerate(launch.params):
             name, inside = str(param.value), 0
@@ -52,15 +50,18 @@ class TunedKernel:
                 inside = address_offset
             elif param.kind != "pointer" or not name or (name in slots and _is_missing_bias(launch, index)):
                 continue
-            slots.setdefault(name, []).append((words, offsets[index] + inside, 0))
-        for name, found in slots.items():
-            setters.setdefault(name, []).append(address_writer(found))
+            slots.setdefault(name, []).append((0, offsets[index] + inside, 0))
+        steps = LaunchSteps([prepared], slots)
+        of_python = bool(setters or launch.zeroed)
+        for name, write in address_writers(steps).items():
+            setters.setdefault(name, []).append(write)
         start: Callable[[int], None] = prepared.launch
         if launch.zeroed:
             start = zeroed = ZeroedLaunch(device, launch.zeroed, prepared.launch)
             for buffer in launch.zeroed:
                 setters.setdefault(buffer.name, []).append(partial(zeroed.set_address, buffer.name))
-        return PatchedLaunch({name: call_all(each) for name, each in setters.items()}, start)
+        writers = {name: call_all(each) for name, each in setters.items()}
+        return PatchedLaunch(writers, start, None if of_python else steps)
 
 
 def _is_missing_bias(launch: Launch, index: int) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.served_call import LaunchSteps
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 
@@ -15,11 +16,13 @@ def as_words(block: bytearray) -> memoryview:
     return memoryview(block)[: len(block) // WORD_BYTES * WORD_BYTES].cast("Q")
 
 
-def address_writer(slots: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
-    """Return a function that writes an address to all its places.
+def address_writers(launch: LaunchSteps) -> dict[str, Callable[[int], None]]:
+    """Return by operand a function that writes an address to all its places, whose offsets are multiples of 8."""
+    blocks = [as_words(step.params) for step in launch.steps]
+    return {name: _writer([(blocks[i], at, more) for i, at, more in found]) for name, found in launch.slots.items()}
 
-    Each is the words of a block, the offset in bytes there, a multiple of 8, and what is added to the address.
-    """
+
+def _writer(slots: Sequence[tuple[memoryview, int, int]]) -> Callable[[int], None]:
     indexed = [(block, offset // WORD_BYTES, distance) for block, offset, distance in slots]
 
     def write(address: int) -> None:

@@ -27,7 +27,7 @@ class WorkspacePool:
         self._device = device
         self._lock = threading.Lock()
         self._free: list[int] = []
-        self._of_streams: dict[int, tuple[int, int]] = {}
+        self.of_streams: dict[int, tuple[int, int]] = {}
         self._of_captures: dict[tuple[int, int], int] = {}
         self._allocate_counters()
 
@@ -40,15 +40,15 @@ class WorkspacePool:
 
         Without memory for them a WorkspaceError is raised.
         """
-        pair = self._of_streams.get(stream)
+        pair = self.of_streams.get(stream)
         if pair is None:
             with self._lock:
                 if not self._free:
                     self._allocate_counters()
-                if stream not in self._of_streams:
+                if stream not in self.of_streams:
                     workspace = self._allocate(self.workspace_bytes) if self.workspace_bytes else 0
-                    self._of_streams[stream] = workspace, self._free.pop()
-                pair = self._of_streams[stream]
+                    self.of_streams[stream] = workspace, self._free.pop()
+                pair = self.of_streams[stream]
         return pair
 
     def for_capture(self, stream: int) -> int | None:

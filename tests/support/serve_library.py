@@ -102,8 +102,7 @@ def stand_in(patch: Any) -> HostDriver:
     patch.setattr(kernel_loading, "open_device", lambda index, workspaces: device)
     patch.setattr(torch.cuda, "is_available", lambda: False)
     patch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
-    for module in ("api", "dispatcher"):
-        patch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
+    patch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: "tf32")
     linear_layers.run_on_cpu(patch)
     return host
 

@@ -1,6 +1,6 @@
 """The classes of a call at run time: its signature, its resolution, a loaded kernel and a patched launch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,12 +11,21 @@ INVARIANT = "invariant"  # the kind of a resolution to an untuned kernel whose r
 
 
 @dataclass(frozen=True)
+class LaunchSteps:
+    """The driver's calls of a launch in order, for compiled code that makes them without Python."""
+
+    steps: Sequence[Any]  # prepared calls, whose `described` is what the compiled code takes
+    slots: Mapping[str, Sequence[tuple[int, int, int]]]  # by operand: a step, an offset there, what is added
+
+
+@dataclass(frozen=True)
 class PatchedLaunch:
     """A launch at addresses that are still to be given; belongs to one thread."""
 
     # What takes the address of `a`, `b`, `c`, `bias`, `workspace` or `semaphore`; one that is missing is not used.
     setters: Mapping[str, Callable[[int], None]]
     launch: Callable[[int], None]  # queues it on the stream of a handle
+    steps: LaunchSteps | None = None  # the same for compiled code; None where Python must take part
 
     def set_address(self, name: str) -> Callable[[int], None]:
         """Return the setter of the address of one buffer."""

@@ -8,23 +8,21 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.record import Record
+from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.checks import require_tensors
-from tritongemm.operations.dense import DENSE, DenseOperands
-from tritongemm.operations.torch_products import float32_precision, linear
+from tritongemm.operations.dense import DENSE
+from tritongemm.operations.torch_products import linear
 from tritongemm.serving import dispatcher as engine
-from tritongemm.serving.calls import plain_linear
-from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.dispatcher import default_dispatcher, layer_key
 from tritongemm.serving.loaded_tables import LoadReport
 from tritongemm.serving.traced_operations import define
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
-_FLOAT32 = torch.float32
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
 _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
-_linear = torch.nn.functional.linear
 _forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
 
 
@@ -57,6 +55,9 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     """
     if _compiling():
         return _compiled(x, w, bias, out_dtype)
+    served: Tensor | None = native_calls.serve(_find, engine.default.calls.compiled, x, w, bias, out_dtype)
+    if served is not None:
+        return served
     if (
         type(x) not in _PLAIN
         or type(w) not in _PLAIN
@@ -68,17 +69,18 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         or _forward._current_level >= 0
     ):
         return _unusual(x, w, bias, out_dtype)
-    precision = float32_precision() if x.dtype is _FLOAT32 else None
     try:
-        if bias is None:
-            key: tuple[Any, ...] = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
-        else:
-            key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
-    except RuntimeError:  # nested tensors have no shape; to ask each operand first would cost every call
-        return _unusual(x, w, bias, out_dtype)
-    dispatcher = engine.default
-    call = dispatcher.calls.table.get(key) or dispatcher.resolve_layer(key, DenseOperands(x, w, bias, out_dtype))
-    return _linear(x, w, bias) if call is plain_linear else call(x, w, bias, out_dtype)
+        return engine.default.run(x, w, bias, out_dtype)
+    except RuntimeError:
+        if not (x.is_nested or w.is_nested or (bias is not None and bias.is_nested)):
+            raise
+        return _unusual(x, w, bias, out_dtype)  # they have no shape; to ask each operand first would cost every call
+
+
+def _find(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Any:
+    """Return what compiled code calls for operands that were served before."""
+    ready = engine.default.calls.table.get(layer_key(x, w, bias, out_dtype))
+    return native_calls.compiled_form(ready, x, w, bias, out_dtype)
 
 
 def load(source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:
@@ -138,7 +140,8 @@ def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype |
 
 
 def _operation(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    return default_dispatcher().run(x, w, bias, out_dtype).contiguous()
+    served: Tensor | None = native_calls.serve(_find, engine.default.calls.compiled, x, w, bias, out_dtype)
+    return (engine.default.run(x, w, bias, out_dtype) if served is None else served).contiguous()
 
 
 define(DENSE, _operation, has_gradients=False)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tritongemm.hip_ext.launching.native_calls import compiled_form
 from tritongemm.operations.contract import ReadyCall
 from tritongemm.operations.dense import DenseOperands
 from tritongemm.operations.torch_products import linear, torch_linear
@@ -50,6 +51,9 @@ class ResolveAfterCalls:
             return torch_linear(x, w, bias)
         return self._resolve(DenseOperands(x, w, bias, out_dtype))(x, w, bias, out_dtype)
 
+    def compiled(self, *_: Any) -> None:
+        """Return None: compiled code keeps nothing that changes."""
+
 
 class CallsByLayout:
     """The ready calls of one size by the memory layout of its operands; belongs to one thread.
@@ -76,6 +80,10 @@ class CallsByLayout:
                 self._calls[layout] = call
         return call(x, w, bias, out_dtype)
 
+    def compiled(self, x: Tensor, w: Tensor, *rest: Any) -> Any:
+        """Return what compiled code calls for operands of this layout."""
+        return compiled_form(self._calls.get((x.is_contiguous(), w.is_contiguous())), x, w, *rest)
+
 
 class CallTable(threading.local):
     """Ready calls of one thread, by shapes, dtypes, device and, for float32, PyTorch's precision.
@@ -85,3 +93,4 @@ class CallTable(threading.local):
 
     def __init__(self) -> None:
         self.table: dict[CallKey, ReadyCall] = {}
+        self.compiled: dict[bytes, Any] = {}  # by what compiled code compares

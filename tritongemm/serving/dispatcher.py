@@ -201,12 +201,8 @@ class Dispatcher:
         self.calls = CallTable()
 
     def run(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """Compute x @ w.T (+ bias) for plain tensors without gradient. `mm` repeats these lines, to save a call."""
-        precision = float32_precision() if x.dtype is torch.float32 else None
-        if bias is None:
-            key: CallKey = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
-        else:
-            key = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision, bias.shape, bias.dtype)
+        """Compute x @ w.T (+ bias) for plain tensors without gradient."""
+        key = layer_key(x, w, bias, out_dtype)
         call = self.calls.table.get(key) or self.resolve_layer(key, DenseOperands(x, w, bias, out_dtype))
         return call(x, w, bias, out_dtype)
 
@@ -383,6 +379,13 @@ def _prepare_layer(
     x, w, _, out_dtype = operands
     shape = (*x.shape[:-1], w.shape[0])
     return prepare_layer(partial(FastCall, kernel, device, shape, output_dtype(x, out_dtype)), transposed)
+
+
+def layer_key(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> CallKey:
+    """Return the key of a call of `mm`."""
+    precision = float32_precision() if x.dtype is torch.float32 else None
+    key: CallKey = (x.shape, w.shape, x.dtype, w.dtype, x.get_device(), out_dtype, precision)
+    return key if bias is None else (*key, bias.shape, bias.dtype)
 
 
 default = Dispatcher()  # of this process; tests put others in its place

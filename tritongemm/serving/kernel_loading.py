@@ -19,6 +19,7 @@ from tritongemm.core.support import Support
 from tritongemm.export.library.storage import KernelLibrary
 from tritongemm.hip_ext.driver.module import Function
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
+from tritongemm.hip_ext.launching import native_calls
 from tritongemm.hip_ext.launching.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.operations.torch_products import float32_precision
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
@@ -40,6 +41,7 @@ def load_device(
 ) -> DeviceKernels:
     """Return the kernels that a GPU can launch for tuned records."""
     with torch.cuda.device(index):
+        native_calls.load()
         device = open_device(index, former.device.workspaces if former else None)
         records = records.of_gpu(device.arch, device.compute_units, device.memory_gbps)
         found, ready = DeviceKernels(device, records, TorchKernels(device), libraries=libraries), list[SourceRow]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.problem import PLAIN
+from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.torch_products import linear
@@ -24,6 +25,7 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _empty: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+SCALED_NAMES = ("a", "b", "scale_a", "scale_b", "bias")
 MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes, so none of these bits may be set.
 
 
@@ -40,6 +42,7 @@ class PatchedCall:
         "_last",
         "_launch",
         "_pair",
+        "_prepared",
         "_set_a",
         "_set_b",
         "_set_bias",
@@ -64,19 +67,32 @@ class PatchedCall:
         with torch.cuda.device(self._index):
             device.driver_device.make_current()
             prepared = kernel.prepare(device.driver_device)
-        self._launch = prepared.launch
+        self._prepared, self._launch = prepared, prepared.launch
         self._last = [0, 0, 0, 0]
         self.set_address = prepared.set_address
         self._set_a, self._set_b, self._set_c, self._set_bias = map(self.set_address, ("a", "b", "c", "bias"))
         self._set_workspace, self._set_semaphore = map(self.set_address, ("workspace", "semaphore"))
 
-    def _make_allocator(self) -> Callable[[], Tensor]:
+    def _make_allocator(self) -> partial[Tensor]:
         """Return a function that makes new memory for a result."""
         if self._device.type == "cuda" and _empty is not None:
             # What torch.compile's own code calls: torch.empty without its argument parser and dispatcher.
             strides = torch.empty(self._shape, device="meta").stride()
             return partial(_empty, tuple(self._shape), strides, self._dtype)
         return partial(torch.empty, self._shape, dtype=self._dtype, device=self._device)
+
+    def _compile(self, names: Sequence[str], places: Sequence[int], given: Sequence[Any], out: int = -1) -> Any:
+        """Return the call for compiled code, or this one where there is none.
+
+        `places` has the argument that each operand of `names` is, -1 for a missing one; `out` that of the result.
+        """
+        launch = native_calls.prepare(self._prepared, ("c", *names, "workspace", "semaphore"))
+        if launch is None:
+            return self
+        empty = self._empty
+        new = (empty, ()) if empty.keywords else (empty.func, empty.args)
+        streams = self._workspaces.of_streams if self._workspaces else None
+        return native_calls.load().Call(launch, *new, streams, given[0], self._alone, out, tuple(places))
 
     def start_on(self, addresses: Mapping[str, int]) -> None:
         """Launch on these addresses, by the names of a problem's operands; as `start`, for a call now and then."""
@@ -180,6 +196,11 @@ class FastCall(PatchedCall):
             return self._otherwise(x, w, bias, out_dtype)
         return c
 
+    def compiled(self, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+        """Return the call for compiled code; itself where operands are not dense."""
+        dense = all(one is None or one.is_contiguous() for one in (x, w, bias))
+        return self._compile(("a", "b", "bias"), (0, 1, -1 if bias is None else 2), (x,)) if dense else self
+
 
 class TransposedCall:
     """A launch for operands of `tritongemm.mm` of which one or both are transposed views of row-major matrices.
@@ -203,6 +224,11 @@ class TransposedCall:
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
         """Return the result, as of `FastCall`."""
         return self._call(*self._transpose(x, w), bias, out_dtype)
+
+    def compiled(self, x: Tensor, w: Tensor, *rest: Any) -> Any:
+        """Return the call for compiled code, to which a transposed view has its matrix's address."""
+        found = native_calls.compiled_form(self._call, *self._transpose(x, w), *rest)
+        return self if found is self._call else found
 
     def _transpose(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return x.t() if self._x else x, w.t() if self._w else w
@@ -278,6 +304,12 @@ class ScaledCall(PatchedCall):
             return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
         return c
 
+    def compiled(self, a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+        """Return the call for compiled code; itself where operands are not dense."""
+        if not a.is_contiguous() or not (bias is None or bias.is_contiguous()):
+            return self
+        return self._compile(SCALED_NAMES, (0, 1, 2, 3, -1 if bias is None else 4), (a,))
+
 
 class OperandCall(PatchedCall):
     """A launch for the operands of any operation, whose strides are those of the call that it was made for.
@@ -285,7 +317,7 @@ class OperandCall(PatchedCall):
     It belongs to one thread.
     """
 
-    __slots__ = ("_addresses", "_operation", "_otherwise", "_out", "_places", "_setters")
+    __slots__ = ("_addresses", "_names", "_operation", "_otherwise", "_out", "_places", "_setters")
 
     def __init__(
         self,
@@ -297,7 +329,7 @@ class OperandCall(PatchedCall):
         otherwise: ReadyCall,
     ) -> None:
         super().__init__(kernel, device, *reading.result)
-        self._otherwise, names = otherwise, list(reading.tensors)
+        self._otherwise, self._names = otherwise, (names := list(reading.tensors))
         of_call = {name: place for place, name in enumerate(given._fields)}
         out = of_call.get("out", -1)
         self._out = -1 if out < 0 or given[out] is None else out
@@ -344,6 +376,10 @@ class OperandCall(PatchedCall):
         except WorkspaceError:
             return self._otherwise(*given)
         return c
+
+    def compiled(self, *given: Any) -> Any:
+        """Return the call for compiled code; itself where operands are not read where the caller has them."""
+        return self if self._operation else self._compile(self._names, self._places, given, self._out)
 
 
 def _is_same_memory(one: Tensor, other: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.problem import PLAIN
+from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.batched import BATCHED, BatchOperands, check_out
 from tritongemm.operations.checks import wants_gradient
 from tritongemm.operations.contract import ProductOperation, check_factors_are_numbers
@@ -18,6 +19,7 @@ from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.operations.torch_products import float32_precision
 from tritongemm.serving import dispatcher as engine
+from tritongemm.serving.calls import CallKey
 from tritongemm.serving.traced_operations import define
 
 _BFLOAT16: Final = torch.bfloat16
@@ -29,6 +31,32 @@ _compiling = torch.compiler.is_compiling
 _grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 _forward = torch.autograd.forward_ad
+
+
+def _serve_calls(
+    operation: ProductOperation, make_key: Callable[..., CallKey]
+) -> tuple[Callable[..., Any], Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return what compiled code asks for an operation's calls, what serves plain tensors in Python, and by either."""
+
+    def find(*given: Any) -> Any:
+        return native_calls.compiled_form(engine.default.calls.table.get(make_key(*given)), *given)
+
+    def run(*given: Any) -> Tensor:
+        try:
+            key = make_key(*given)
+        except RuntimeError:  # sparse tensors have no strides, nested ones no shape; to ask each would cost every call
+            operation.check(operation.operands(*given))
+            raise
+        call = engine.default.calls.table.get(key)
+        if call is None:
+            call = engine.default.resolve(operation, key, operation.operands(*given))
+        return call(*given)
+
+    def serve(*given: Any) -> Tensor:
+        served: Tensor | None = native_calls.serve(find, engine.default.calls.compiled, *given)
+        return run(*given) if served is None else served
+
+    return find, run, serve
 
 
 def scaled_mm(
@@ -78,6 +106,11 @@ def scaled_mm(
     if _compiling():
         result: Tensor = _trace_scaled(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
         return result
+    served: Tensor | None = native_calls.serve(
+        _find_scaled, engine.default.calls.compiled, a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout
+    )
+    if served is not None:
+        return served
     if (
         type(a) not in _PLAIN
         or type(b) not in _PLAIN
@@ -94,35 +127,18 @@ def scaled_mm(
     return _run_scaled(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
 
 
-def _run_scaled(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype = _BFLOAT16,
-    order_b: str = PLAIN,
-    scale_layout: str = "",
-) -> Tensor:
-    """Return the result for plain tensors. A call's cost is that of this key and of `ScaledCall`."""
-    try:
-        key: tuple[Any, ...] = (
-            a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(),
-            scale_a.dtype, scale_b.shape, scale_b.stride(), scale_b.dtype, out_dtype, order_b, scale_layout,
-        )  # fmt: skip
-        if bias is not None:
-            key = (*key, bias.shape, bias.dtype)
-    except RuntimeError:  # sparse tensors have no strides, nested ones no shape; to ask each would cost every call
-        SCALED.check(ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout))
-        raise
-    call = engine.default.calls.table.get(key)
-    if call is None:
-        given = ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
-        call = engine.default.resolve(SCALED, key, given)
-    return call(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
+def _scaled_key(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None, *how: Any
+) -> CallKey:
+    key: CallKey = (
+        a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(),
+        scale_a.dtype, scale_b.shape, scale_b.stride(), scale_b.dtype, *how,
+    )  # fmt: skip
+    return key if bias is None else (*key, bias.shape, bias.dtype)
 
 
-_trace_scaled = define(SCALED, _run_scaled)
+_find_scaled, _run_scaled, _serve_scaled = _serve_calls(SCALED, _scaled_key)
+_trace_scaled = define(SCALED, _serve_scaled)
 
 
 def multiply_quantized(given: ScaledOperands) -> Tensor:
@@ -168,6 +184,11 @@ def bmm(
     """
     if _compiling():
         return _traced_bmm(*BatchOperands(a, b, bias, out_dtype, out=out))
+    served: Tensor | None = native_calls.serve(
+        _find_batch, engine.default.calls.compiled, a, b, bias, out_dtype, None, None, "", out
+    )
+    if served is not None:
+        return served
     if (
         type(a) not in _PLAIN
         or type(b) not in _PLAIN
@@ -225,6 +246,11 @@ def scaled_bmm(
         raise TypeError("scale_a and scale_b must be tensors, and go together")
     if _compiling():
         return _traced_bmm(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
+    served: Tensor | None = native_calls.serve(
+        _find_batch, engine.default.calls.compiled, a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out
+    )
+    if served is not None:
+        return served
     if (
         type(a) not in _PLAIN
         or type(b) not in _PLAIN
@@ -242,41 +268,22 @@ def scaled_bmm(
     return _run_bmm(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
 
 
-def _run_bmm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    scale_layout: str = "",
-    out: Tensor | None = None,
-) -> Tensor:
-    """Return the results for plain tensors. A call's cost is that of this key and of `OperandCall`."""
-    try:
-        key: tuple[Any, ...] = (
-            a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), b.get_device(), out_dtype,
-            scale_layout, float32_precision() if a.dtype is _FLOAT32 else None,
-        )  # fmt: skip
-        if bias is not None:
-            key += ("bias", bias.shape, bias.stride(), bias.dtype, bias.get_device())
-        if scale_a is not None:
-            key += ("scale_a", scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device())
-        if scale_b is not None:
-            key += ("scale_b", scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device())
-        if out is not None:
-            key += ("out", out.shape, out.stride(), out.dtype, out.get_device())
-    except RuntimeError:  # sparse tensors have no strides
-        BATCHED.check(BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out))
-        raise
-    call = engine.default.calls.table.get(key)
-    if call is None:
-        given = BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
-        call = engine.default.resolve(BATCHED, key, given)
-    return call(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
+def _batch_key(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
+    scale_a: Tensor | None = None, scale_b: Tensor | None = None, scale_layout: str = "", out: Tensor | None = None,
+) -> CallKey:  # fmt: skip
+    key: CallKey = (
+        a.shape, a.stride(), b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), b.get_device(), out_dtype,
+        scale_layout, float32_precision() if a.dtype is _FLOAT32 else None,
+    )  # fmt: skip
+    for name, one in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b), ("out", out)):
+        if one is not None:
+            key += (name, one.shape, one.stride(), one.dtype, one.get_device())
+    return key
 
 
-_trace_bmm = define(BATCHED, _run_bmm)
+_find_batch, _run_bmm, _serve_bmm = _serve_calls(BATCHED, _batch_key)
+_trace_bmm = define(BATCHED, _serve_bmm)
 
 
 def _traced_bmm(*given: Any) -> Tensor:
@@ -336,52 +343,43 @@ def grouped_mm(
         >>> tritongemm.grouped_mm(a, b, ends).shape
         torch.Size([4, 8])
     """
+    if _compiling():
+        return _traced_grouped(*GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b))
+    served: Tensor | None = native_calls.serve(
+        _find_grouped, engine.default.calls.compiled, a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b
+    )
+    if served is not None:
+        return served
     if (
         type(a) not in _PLAIN
         or type(b) not in _PLAIN
         or type(offs) not in _PLAIN
         or (scale_a is not None and type(scale_a) not in _PLAIN)
         or (scale_b is not None and type(scale_b) not in _PLAIN)
-        or _compiling()
         or _modes()
         or _forward._current_level >= 0
         or (_grad() and wants_gradient(a, b, scale_a, scale_b))
     ):
         given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
         return _unusual(GROUPED, _traced_grouped, given)
-    return run_grouped(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
+    return _run_grouped(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
 
 
-def run_grouped(
-    a: Tensor,
-    b: Tensor,
-    offs: Tensor,
-    scale_a: Tensor | None = None,
-    scale_b: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    scale_layout: str = "",
-    order_b: str = PLAIN,
-) -> Tensor:
-    """Return the result for plain tensors. A call's cost is that of this key and of `OperandCall`."""
-    try:
-        key: tuple[Any, ...] = (
-            "grouped", a.shape, a.stride(), b.shape, b.stride(), offs.shape, offs.stride(), a.dtype, b.dtype,
-            offs.dtype, a.get_device(), b.get_device(), offs.get_device(), out_dtype, scale_layout, order_b,
-        )  # fmt: skip
-        if scale_a is not None:
-            key += ("scale_a", scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device())
-        if scale_b is not None:
-            key += ("scale_b", scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device())
-    except RuntimeError:  # sparse tensors have no strides
-        GROUPED.check(GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b))
-        raise
-    call = engine.default.calls.table.get(key)
-    if call is None:
-        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
-        call = engine.default.resolve(GROUPED, key, given)
-    return call(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
+def _grouped_key(
+    a: Tensor, b: Tensor, offs: Tensor, scale_a: Tensor | None = None, scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, scale_layout: str = "", order_b: str = PLAIN,
+) -> CallKey:  # fmt: skip
+    key: CallKey = (
+        "grouped", a.shape, a.stride(), b.shape, b.stride(), offs.shape, offs.stride(), a.dtype, b.dtype,
+        offs.dtype, a.get_device(), b.get_device(), offs.get_device(), out_dtype, scale_layout, order_b,
+    )  # fmt: skip
+    for name, one in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if one is not None:
+            key += (name, one.shape, one.stride(), one.dtype, one.get_device())
+    return key
 
 
+_find_grouped, _run_grouped, run_grouped = _serve_calls(GROUPED, _grouped_key)
 _trace_grouped = define(GROUPED, run_grouped)
 
 

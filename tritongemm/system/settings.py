@@ -121,6 +121,11 @@ def invariant() -> bool:
     return server_invariant() or os.environ.get("TRITONGEMM_INVARIANT", "").lower() in _ON
 
 
+def native() -> bool:
+    """Return whether calls may be served from compiled code."""
+    return os.environ.get("TRITONGEMM_NATIVE", "") != "0"
+
+
 def online() -> bool:
     """Return whether algorithms of the vendor's library are tried at run time."""
     return any(os.environ.get(name, "").lower() in _ON for name in ("TRITONGEMM_ONLINE", "HIP_ONLINE_TUNING"))

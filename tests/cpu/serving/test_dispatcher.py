@@ -172,7 +172,7 @@ def test_mm_itself_follows_pytorchs_precision(
     monkeypatch.setattr("tritongemm.serving.api._PLAIN", {type(empty(1))})
     monkeypatch.setattr(dispatcher, "resolve_layer", resolve)
     for setting in ("tf32", "fp32"):
-        monkeypatch.setattr("tritongemm.serving.api.float32_precision", lambda setting=setting: setting)
+        precision(setting)
         for dtype in (torch.float32, torch.bfloat16):
             x, w, bias = empty(3, 64, dtype=dtype), empty(32, 64, dtype=dtype), empty(32, dtype=dtype)
             tritongemm.mm(x, w)

@@ -117,8 +117,7 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
     )  # here, as a compiler's process knows no toys
     ArtifactCache(settings.cache_folder()).put(artifact, code, name)
     assert tritongemm.load([record(p, config, winner=example.name)]) == 1
-    for module in ("api", "dispatcher"):
-        monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
+    monkeypatch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: "tf32")
     for _ in range(2):
         x, w = torch.randn(6, 20), torch.randn(8, 20)
         torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
@@ -138,8 +137,7 @@ def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
         (config,) = example.candidates(p, SM90)
         artifact, code, name = example.compile(example.compile_job(config, p, SM90))
         ArtifactCache(settings.cache_folder()).put(artifact, code, name)
-    for module in ("api", "dispatcher"):
-        monkeypatch.setattr(f"tritongemm.serving.{module}.float32_precision", lambda: "tf32")
+    monkeypatch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: "tf32")
     rows = tuple(SourceRow(record(p, config, winner=example.name), padded=True) for p in (row, largest))
     default_dispatcher()._add(LoadedTable("aiter.csv", "0" * 12, rows))
     x, w = torch.randn(13, 20), torch.randn(8, 20)

@@ -5,7 +5,7 @@ import argparse
 from tritongemm.cli import arguments
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import MOST_GROUPS
-from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.protocol import POWERS, MeasureProtocol
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Strategy, Timer
@@ -107,6 +107,9 @@ def _add_clock(g: argparse._ArgumentGroup) -> None:
         help="time at least N launches of a finalist (default %(default)s)")  # fmt: skip
     g.add_argument("--warmup", type=arguments.integer(0, 1_000_000), default=MeasureProtocol.warmup, metavar="N",
         help="untimed launches of a finalist before the timed ones (default %(default)s)")  # fmt: skip
+    g.add_argument("--power", choices=POWERS, default=POWERS[0],
+        help="clock at which products race that heat the GPU (default %(default)s): that after rests, or "
+        "the one to which its power limit holds a long job, with the times after rests beside")  # fmt: skip
     g.add_argument("--no-warmup", dest="warmup", action="store_const", const=0, help="the same as --warmup 0")
 
 
@@ -147,4 +150,5 @@ def read_protocol(args: argparse.Namespace) -> MeasureProtocol:
         iters=args.iters,
         warmup=args.warmup,
         err_ratio=args.err_ratio,
+        sustained=args.power == POWERS[1],
     )

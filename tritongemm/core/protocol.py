@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 
+POWERS = ("rested", "sustained")  # at which clock products race that heat the GPU
+# Notes of a record of sustained power: the microseconds of its kernel, and of the library, after rests.
+RESTED, RESTED_LIBRARY = "rested_us", "rested_library_us"
+
 
 @dataclass(frozen=True)
 class RaceResult:
@@ -18,6 +22,8 @@ class RaceResult:
     quantize_seconds: float | None = None  # median time in which A is quantised; None where that was not measured
     # Why the baseline's result is wrong, in which case it did not race; "" where it is right or was not compared.
     library_wrong: str = ""
+    # Of a race at sustained power: the same at full clock; empty where the product doesn't heat the GPU.
+    rested: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,9 @@ class MeasureProtocol:
     err_ratio: float = 0.0  # share of the elements that may be outside the family's tolerance
     # Finalists are also run on equal rows at several places of a batch, whose bits must agree.
     compares_rows: bool = False
+    # Products that heat the GPU race at the clock to which its power limit holds a long job of each, instead of full
+    # clock.
+    sustained: bool = False
 
     def rotation_bytes(self, target: Target) -> int:
         """Return the bytes that the operands rotate through on a target."""

@@ -82,6 +82,7 @@ class _Attempt:
 
     trials: list[Trial] = field(default_factory=list)  # one for each candidate that was verified
     samples: dict[str, Sequence[float]] = field(default_factory=dict)  # of the race, once it has ended
+    rested: dict[str, Sequence[float]] = field(default_factory=dict)  # see `core.protocol.RaceResult`
     cold: bool = True  # the operands are not in the last-level cache
     running: str = ""  # name of the candidate that runs in the race; "" where that isn't known
     library_wrong: str = ""  # why the baseline's result is wrong; "" where it is not
@@ -95,7 +96,7 @@ class _Attempt:
         elif isinstance(answer, NowRacing):
             self.running = "" if answer.name == BASELINE_ENTRY else answer.name
         elif isinstance(answer, RaceSamples):
-            self.samples = dict(answer.samples)
+            self.samples, self.rested = dict(answer.samples), dict(answer.rested)
         elif isinstance(answer, WrongBaseline):
             self.library_wrong = answer.reason
 
@@ -194,7 +195,8 @@ class GpuEvaluator(Evaluator):
             samples = attempt.samples
         label = timer.label
         raced = [replace(t, samples=tuple(samples.get(t.config.name, ())), timer=label) for t in attempt.trials]
-        return RaceResult((*raced, *lost), samples, attempt.cold, library_wrong=attempt.library_wrong)
+        wrong, rested = attempt.library_wrong, attempt.rested
+        return RaceResult((*raced, *lost), samples, attempt.cold, library_wrong=wrong, rested=rested)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
         """Return a library's configs for a problem, at most `limit` unless 0; a TritonGemmError says why not."""

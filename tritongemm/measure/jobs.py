@@ -126,6 +126,7 @@ class RaceSamples:
     """The samples of a race: seconds of one launch, by the name of the config or `core.trial.BASELINE_ENTRY`."""
 
     samples: Mapping[str, Sequence[float]] = field(hash=False)
+    rested: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)  # see `core.protocol.RaceResult`
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,8 @@ class OperandSets:
         # one kernel more than for another, and the order of the race decides what is measured when.
         arithmetic_s = target.roofline_seconds(problem.flops, 0, problem.a.type)
         traffic_s = target.roofline_seconds(0, problem.bytes, problem.a.type)
-        self._heats = arithmetic_s > self.HEATING_ARITHMETIC_RATIO * traffic_s
+        heats = arithmetic_s > self.HEATING_ARITHMETIC_RATIO * traffic_s
+        self.sustained, self._rests = heats and protocol.sustained, heats and not protocol.sustained
         self.rotation_bytes = protocol.rotation_bytes(target)
         self._target = target
         self._least_s = target.roofline_seconds(problem.flops, problem.bytes, problem.a.type) + 1e-6
@@ -300,11 +301,8 @@ class OperandSets:
         return self.device.end_capture(self.stream)
 
     def rest(self, busy_s: float) -> None:
-        """Idle for as long as the GPU was just busy, if its clock would drop otherwise.
-
-        Times are measured at full clock.
-        """
-        if self._heats:
+        """Idle for as long as the GPU was just busy, if its clock would drop otherwise and is not to."""
+        if self._rests:
             time.sleep(busy_s)
 
     def traffic_seconds(self, nbytes: int) -> float:

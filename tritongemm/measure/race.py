@@ -21,6 +21,7 @@ LIMIT_SECONDS = 0.4  # seconds after which a race ends, once every entry has run
 FEWEST_ROUNDS = 10
 BRIEF_ROUNDS = 7  # the same of a brief race: fewer can show no entry to be faster than another
 ROUNDS_PER_DECISION = 5  # rounds between two tests of whether the race is decided; a test takes as long as a round
+SOAK_SECONDS = 0.025  # seconds for which an entry runs before each of its samples at sustained power
 MOST_TIMES_AS_MANY_ROUNDS = 4  # how many times the protocol's rounds an undecided race may take
 
 
@@ -38,6 +39,11 @@ class RaceEntry:
     def name(self) -> str:
         """Name of its samples."""
         return self.config.name if self.config else BASELINE_ENTRY
+
+    def soak(self, clock: Clock) -> None:
+        """Run without pause until the GPU's clock is that of a long job of this entry, if it has a sample."""
+        for _ in range(math.ceil(SOAK_SECONDS / (self.samples[-1] * self.launches)) if self.samples else 0):
+            self.time(clock)
 
     def time(self, clock: Clock) -> float:
         """Take a sample: seconds of one launch. Raises EntryFailed: it can't be launched any more."""
@@ -68,7 +74,8 @@ def run_race(
     Rounds are in random orders, so that drift of clocks and temperature affects all entries alike. Each entry is named
     when it warms up, and with `names_runners` before each sample, so that one that hangs is identified. The baseline,
     if there is one, is the last. A brief race ends after the fewest rounds; clearly slower entries then leave after
-    two. An entry that can't be launched any more raises `EntryFailed`.
+    two. An entry that can't be launched any more raises `EntryFailed`. At sustained power each runs for a while before
+    its samples; those after rests are taken in a few rounds before.
     """
     protocol, clock = operands.protocol, operands.race_clock
     order = random.Random(protocol.seed)
@@ -81,6 +88,11 @@ def run_race(
     yield NowRacing("")
     rounds = max(FEWEST_ROUNDS, math.ceil(protocol.iters / max((e.launches for e in entries), default=1)))
     fewest = BRIEF_ROUNDS if brief else FEWEST_ROUNDS
+    rested: dict[str, list[float]] = {}
+    for _ in range(BRIEF_ROUNDS if operands.sustained else 0):
+        for entry in order.sample(entries, len(entries)):
+            rested.setdefault(entry.name, []).append(entry.time(clock))
+            time.sleep(rested[entry.name][-1] * entry.launches)
     running, deadline = list(entries), time.perf_counter() + LIMIT_SECONDS
     for done in range(1, MOST_TIMES_AS_MANY_ROUNDS * rounds + 1):
         for entry in order.sample(running, len(running)):
@@ -88,12 +100,14 @@ def run_race(
                 yield NowRacing(entry.name)
             if lead_in:
                 lead_in()
+            if operands.sustained:
+                entry.soak(clock)
             entry.samples.append(entry.time(clock))
             operands.rest(entry.samples[-1] * entry.launches)
         running, decided = _after_round(done, running, brief)
         if done >= fewest and (brief or (decided and done >= rounds) or time.perf_counter() > deadline):
             break
-    yield RaceSamples({e.name: e.samples for e in entries})
+    yield RaceSamples({e.name: e.samples for e in entries}, rested)
 
 
 def _after_round(done: int, running: list[RaceEntry], brief: bool) -> tuple[list[RaceEntry], bool]:

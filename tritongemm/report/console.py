@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from statistics import median
+from statistics import geometric_mean, median
 from threading import Lock
 from time import monotonic
 
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.problem import Problem
+from tritongemm.core.protocol import RESTED, RESTED_LIBRARY
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.core.trial import OUR_FAULT, PREDICTED, Trial
@@ -197,13 +198,17 @@ class Reporter:
         if compare and raced:
             won = sum(r.winner != r.library for r in raced)
             ties = sum(r.tie for r in raced)
-            mean = 1.0
-            for r in raced:
-                mean *= (r.speedup or 1.0) ** (1 / len(raced))
+            mean = geometric_mean(r.speedup or 1.0 for r in raced)
             self.say(
                 f"{won} of {len(raced)} sizes won, {ties} tied, {len(raced) - won - ties} lost to {raced[0].library}; "
                 f"geometric mean of the ratios {mean:.3f}"
             )
+            if hot := [(r.speedup or 1.0, gain) for r in raced if (gain := _rested_gain(r))]:
+                sustained, rested = map(geometric_mean, zip(*hot, strict=True))
+                self.say(
+                    f"{len(hot)} of these sizes raced at sustained power, where it is {sustained:.3f}; "
+                    f"the same kernels after rests: {rested:.3f}"
+                )
         self.wrong_libraries([r.library_fault for r in records])
 
     def wrong_libraries(self, faults: Sequence[str]) -> None:
@@ -289,6 +294,14 @@ def _cells(record: Record, target: Target) -> dict[str, str]:
         "timer": record.timer,
         "config": record.config.short_name,
     }
+
+
+def _rested_gain(record: Record) -> float | None:
+    """Return how much faster than the library a result of sustained power is after rests; None where it isn't known."""
+    ours, library = record.notes.get(RESTED), record.notes.get(RESTED_LIBRARY)
+    if not (isinstance(ours, float) and isinstance(library, float)):
+        return None
+    return library / ours if ours > 0 and library > 0 else None
 
 
 def _quantised(record: Record, plain: Mapping[tuple[object, ...], float]) -> dict[str, str]:

@@ -163,7 +163,7 @@ def race_layers(rows: Sequence[FormatRow], run: TuningRun, request: TuneRequest)
 def _identity(protocol: MeasureProtocol) -> dict[str, Any]:
     """Return what must agree for trials to be continued; an option added later counts where it is used."""
     fields = asdict(protocol)
-    return {k: v for k, v in fields.items() if k not in ("err_ratio", "compares_rows") or v}
+    return {k: v for k, v in fields.items() if k not in ("err_ratio", "compares_rows", "sustained") or v}
 
 
 def pick_timer(profiler: str | None, machine: Machine) -> str:

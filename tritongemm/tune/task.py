@@ -9,7 +9,7 @@ from statistics import median
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
+from tritongemm.core.protocol import RESTED, RESTED_LIBRARY, RaceResult
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
@@ -146,8 +146,15 @@ def make_record(
         quantize_seconds=race.quantize_seconds,
         order=order,
         row_bits=best.row_bits,
+        notes=_rested(race, choice.name),
         code=next((artifact.sha256 for artifact in built if artifact.config == best.config), ""),
     )
+
+
+def _rested(race: RaceResult, name: str) -> dict[str, float]:
+    """Return what a record of sustained power says of times at full clock, in microseconds."""
+    entries = {RESTED: name, RESTED_LIBRARY: BASELINE_ENTRY}
+    return {key: median(race.rested[entry]) * 1e6 for key, entry in entries.items() if entry in race.rested}
 
 
 def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:

@@ -80,6 +80,15 @@ def test_libraries_that_are_wrong_are_counted(capsys: pytest.CaptureFixture[str]
     assert "1 of 1 sizes won" in said
 
 
+def test_both_powers_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of sizes whose record has both, whatever a file has in their place."""
+    both = dataclasses.replace(record(SIZE, OURS, 10.0, 11.0), notes={"rested_us": 9.0, "rested_library_us": 10.8})
+    odd = dataclasses.replace(record(OTHER, OURS, 12.0, 12.6), notes={"rested_us": "9", "rested_library_us": 0.0})
+    Reporter().records([both, odd], load_target("sm90"), True)
+    said = capsys.readouterr().err
+    assert "1 of these sizes raced at sustained power, where it is 1.100; the same kernels after rests: 1.200" in said
+
+
 def test_one_backend_alone_needs_no_table_of_its_own() -> None:
     assert table([record(SIZE, OURS, 9.0, 12.0)], {SIZE: [final(OURS, 9.0)]}) == []
 

@@ -1,0 +1,57 @@
+"""Rounds of a race on a stand-in for a GPU that slows down while it works."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from tritongemm.core.config import Config
+from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.trial import BASELINE_ENTRY
+from tritongemm.measure import race
+from tritongemm.measure.jobs import RaceSamples
+
+COLD, HOT, WARM_UP_S = 1e-4, 2e-4, 0.02  # seconds of a launch, and of work after which it takes the longer
+
+
+@dataclass
+class HeatingGpu:
+    """Operands and clock of a race: launches take longer on a GPU that has not rested."""
+
+    sustained: bool
+    protocol: MeasureProtocol = MeasureProtocol()
+    busy_s: float = 0.0
+
+    @property
+    def race_clock(self) -> "HeatingGpu":
+        return self
+
+    def time(self, graph: object, launches: int, symbol: str) -> float:
+        seconds = HOT if self.busy_s >= WARM_UP_S else COLD
+        self.busy_s += seconds * launches
+        return seconds
+
+    def rest(self, busy_s: float) -> None:
+        self.busy_s = self.busy_s if self.sustained else 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.busy_s = 0.0
+
+
+@pytest.mark.parametrize("sustained", [False, True])
+def test_a_race_at_sustained_power_states_the_times_after_rests_too(
+    sustained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = HeatingGpu(sustained)
+    monkeypatch.setattr(race.time, "sleep", gpu.sleep)
+    monkeypatch.setattr(race, "LeadInKernel", lambda device: lambda: None)
+    gpu_sets = cast(Any, gpu)
+    gpu_sets.sets = [{"a": cast(Any, type("Tensor", (), {"device": "cpu"}))}]
+    prepared = cast(Any, type("Prepared", (), {"symbol": ""}))
+    config = Config("tile", 16, 16, 16)
+    entries = [race.RaceEntry(one, cast(Any, None), 4, prepared) for one in (config, None)]
+    *_, found = race.run_race(gpu_sets, entries, names_runners=False, brief=True)
+    assert isinstance(found, RaceSamples) and found.samples.keys() == {config.name, BASELINE_ENTRY}
+    settled = [s for taken in found.samples.values() for s in taken[2:]]
+    assert set(settled) == {HOT if sustained else COLD}
+    assert {s for taken in found.rested.values() for s in taken} == ({COLD} if sustained else set())

@@ -1,6 +1,6 @@
 """Rounds of a race on a stand-in for a GPU that slows down while it works."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -19,7 +19,7 @@ class HeatingGpu:
     """Operands and clock of a race: launches take longer on a GPU that has not rested."""
 
     sustained: bool
-    protocol: MeasureProtocol = MeasureProtocol()
+    protocol: MeasureProtocol = field(default_factory=MeasureProtocol)
     busy_s: float = 0.0
 
     @property

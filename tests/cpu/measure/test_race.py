@@ -1,5 +1,6 @@
 """Rounds of a race on a stand-in for a GPU that slows down while it works."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ def test_a_race_at_sustained_power_states_the_times_after_rests_too(
     sustained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = HeatingGpu(sustained)
-    monkeypatch.setattr(race.time, "sleep", gpu.sleep)
+    monkeypatch.setattr(time, "sleep", gpu.sleep)
     monkeypatch.setattr(race, "LeadInKernel", lambda device: lambda: None)
     gpu_sets = cast(Any, gpu)
     gpu_sets.sets = [{"a": cast(Any, type("Tensor", (), {"device": "cpu"}))}]

@@ -1,7 +1,7 @@
 """Lists the problems that calls at run time ask for, without PyTorch, as commands that run no kernel use it too."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Operand, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, granularity
@@ -96,6 +96,16 @@ def expert_weights(problem: Problem) -> ExpertWeights | None:
     if problem.kind != "grouped" or problem.masked or problem.b.row_major:
         return None
     return ExpertWeights(problem.group_count, problem.n, problem.k, problem.b.dtype, problem.family)
+
+
+def packed_weight(problem: Problem) -> tuple[Any, ...] | None:
+    """Return the number of groups, if there are groups, N, K and B of a product whose weight alone has scale factors;
+    None of others.
+    """
+    if problem.kind == "batched" or problem.masked or not has_scaled_weight(replace(problem, groups=None)):
+        return None
+    groups = (problem.group_count,) if problem.kind == "grouped" else ()
+    return (*groups, problem.n, problem.k, problem.b)
 
 
 def is_served(problem: Problem) -> bool:

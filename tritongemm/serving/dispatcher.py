@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.problem import Operand, Problem
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
@@ -102,7 +102,8 @@ class Dispatcher:
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
         scaled_weights: (N, K) of the weights with scales that have a record.
         gated_weights: (N, K) of the weights of gate and up that have a record with their activation.
-        packed_weights: N, K and B of the weights that alone have scales, with the number of their records.
+        packed_weights: N, K and B of the weights that alone have scales, of groups with their number in front, with the
+            number of their records.
         expert_weights: the weights of grouped products that have a record.
         invariant_weights: (N, K) and whether they have scales, of layers with a record that states its order.
     """
@@ -115,7 +116,7 @@ class Dispatcher:
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
         self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
         self.gated_weights: frozenset[tuple[int, int]] = frozenset()
-        self.packed_weights: Counter[tuple[int, int, Operand]] = Counter()
+        self.packed_weights: Counter[tuple[Any, ...]] = Counter()
         self.expert_weights: frozenset[served_problems.ExpertWeights] = frozenset()
         self.invariant_weights: frozenset[tuple[int, int, bool]] = frozenset()
         self._records = RecordTable()
@@ -192,7 +193,7 @@ class Dispatcher:
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self.gated_weights |= {(p.n, p.k) for p in problems if p.fold > 1}
         self.scaled_weights |= {(p.n, p.k) for p in problems if served_problems.is_scaled(p)}
-        self.packed_weights += Counter((p.n, p.k, p.b) for p in problems if served_problems.has_scaled_weight(p))
+        self.packed_weights += Counter(filter(None, map(served_problems.packed_weight, problems)))
         stated = {p: served_problems.is_scaled(p) for p in (row.record.problem for row in rows if row.record.order)}
         self.invariant_weights |= {(p.n, p.k, scaled) for p, scaled in stated.items() if scaled or products.get(p)}
         self.expert_weights |= set(filter(None, map(served_problems.expert_weights, problems)))

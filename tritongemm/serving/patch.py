@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.record import Record
-from tritongemm.operations.four_bit_weights import PackedWeight
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.serving import served_experts, served_fp8, served_w4
 from tritongemm.serving.api import load, mm
@@ -18,7 +17,7 @@ from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, ServedMlp, find_joinable, serve_gates
 
 _compiling = torch.compiler.is_compiling
-_Kind: TypeAlias = "type[nn.Module] | PackedWeight"  # the class that a layer is given, or its converted weight
+_Kind: TypeAlias = "type[nn.Module] | served_w4.Converted"  # the class that a layer is given, or its converted weight
 
 
 class ServedLinear(nn.Linear):  # type: ignore[misc]
@@ -68,7 +67,8 @@ class Patch:
         linear = {name: module for name, (module, _) in layers.items() if isinstance(module, ServedLinear)}
         self._layers, self.left = dict(layers), dict(left)
         self._groups = {} if joined_in is None else _join_layers(joined_in, linear)
-        mixtures = any(issubclass(type(layer), served_experts.ServedExperts) for layer, _ in layers.values())
+        experts = served_experts.ServedExperts | served_w4.ServedGptOssExperts
+        mixtures = any(issubclass(type(layer), experts) for layer, _ in layers.values())
         self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
         self._gated = {} if joined_in is None or invariant else serve_gates(joined_in)
         self.patched, self.joined, self.gated = tuple(layers), tuple(self._groups), tuple(self._gated)
@@ -127,14 +127,15 @@ def patch(
 ) -> Patch:
     """Make tuned kernels compute those of a model's linear layers and experts for whose N and K there is a tuned row.
 
-    Served are modules that are exactly an ``nn.Linear``, with a plain parameter as weight; the fine-grained fp8 layers
-    of transformers (``FP8Linear`` with factors per 128 x 128), by rows with scales, with activations quantised by
-    `linear_fp8`; int4 layers of gptqmodel, AutoAWQ and compressed-tensors, by `linear_w4`, which then have their weight
-    twice; and the experts that transformers holds in two parameters of a layer, in bf16, fp16 or such fp8, through
-    `fused_moe` if both of their grouped products have a row. Layers of other classes (other quantised layers, adapters
-    around a layer) and layers whose ``forward`` another library replaced are not changed; a plain layer inside an
-    adapter is served. Under torch.compile each layer is one opaque operator that looks M up at run time, so that one
-    graph serves every M. Gradients are computed by PyTorch and transformers.
+    Served are modules that are exactly an ``nn.Linear``, with a plain parameter as weight; the fine-grained fp8
+    layers of transformers (``FP8Linear`` with factors per 128 x 128), by rows with scales, with activations
+    quantised by `linear_fp8`; int4 layers of gptqmodel, AutoAWQ and compressed-tensors, by `linear_w4`, and gpt-
+    oss's experts of mxfp4, by `fused_moe`, which then have their weight twice; and the experts that transformers
+    holds in two parameters of a layer, in bf16, fp16 or such fp8, through `fused_moe` if both of their grouped
+    products have a row. Layers of other classes (other quantised layers, adapters around a layer) and layers whose
+    ``forward`` another library replaced are not changed; a plain layer inside an adapter is served. Under
+    torch.compile each layer is one opaque operator that looks M up at run time, so that one graph serves every M.
+    Gradients are computed by PyTorch and transformers.
 
     Layers that read the same input, such as q_proj, k_proj and v_proj of one module, are computed as one product at
     those M where the tuned rows say that this is faster. Their weights become views of one tensor, so graphs captured
@@ -183,7 +184,7 @@ def patch(
             served[name], found[name] = (module, type(module)), made
     for name, (module, _) in served.items():  # Nothing has changed where a layer was refused.
         made = found.pop(name)
-        if isinstance(made, PackedWeight):
+        if isinstance(made, served_w4.Converted):
             served_w4.serve(module, made)
         else:
             module.__class__ = made
@@ -194,7 +195,7 @@ def patch(
 
 def _find_kind(
     module: nn.Module, dispatcher: Dispatcher, invariant: bool
-) -> type[nn.Module] | PackedWeight | str | None:
+) -> type[nn.Module] | served_w4.Converted | str | None:
     """Return the class that a layer is given, or its weight of four bits, or why it is not served; None of no layer."""
     former = type(module)
     if isinstance(module, served_experts.ServedExperts | served_w4.ServedFourBits):

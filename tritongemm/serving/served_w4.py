@@ -1,22 +1,34 @@
-"""Layers of other libraries with weights of four bits, served: converted once, they are computed by `linear_w4`."""
+"""Layers of other libraries with weights of four bits, converted once, that `linear_w4` or `fused_moe` computes."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from inspect import signature
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import PLAIN, Operand
-from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors, pack_gptq
+from tritongemm.core.problem import PLAIN
+from tritongemm.core.scaling import MX_DEPTH
+from tritongemm.operations.four_bit_weights import (
+    PackedWeight,
+    pack_awq,
+    pack_compressed_tensors,
+    pack_gptq,
+    pack_mxfp4,
+)
 from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving import added_operations
+from tritongemm.serving import added_operations, mixtures
 from tritongemm.workloads.capturing import session
 
+_Rows: TypeAlias = "Mapping[tuple[Any, ...], int]"  # how many have a weight's extents and B
+
 WEIGHT, SCALE = "w4_weight", "w4_scale"  # buffers that no state dict has
+_ROUTED: Final = ["hidden_states", "top_k_index", "top_k_weights"]
+_OF_EXPERTS: Final = ("w4_gate_up", "w4_gate_up_scale", "w4_gate_up_bias", "w4_down", "w4_down_scale")
 _GPTQ, _AWQ, _COMPRESSED, _EXPERTS = "GPTQ", "AWQ", "compressed-tensors", "mxfp4"
 # Classes that keep a checkpoint's own order; those that shuffle weights for kernels of their own are left.
 _FORMATS: Final = {
@@ -30,7 +42,14 @@ _FORMATS: Final = {
 }
 _TENSORS: Final = {_GPTQ: ("qweight", "scales"), _AWQ: ("qweight", "scales"),
                    _COMPRESSED: ("weight_packed", "weight_scale")}  # fmt: skip
-_USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None}
+_USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None, "alpha": 1.702, "limit": 7.0}
+
+
+class Converted(NamedTuple):
+    """What a served layer keeps beside its own weight: tensors by the names of their buffers, and their order."""
+
+    tensors: Mapping[str, Tensor]
+    order: str
 
 
 def is_four_bit_layer(module: nn.Module) -> bool:
@@ -42,45 +61,106 @@ def _format(kind: type[nn.Module]) -> str:
     return _FORMATS.get(kind.__module__.partition(".")[0], {}).get(kind.__name__, "")
 
 
-def convert(module: Any, rows: Mapping[tuple[int, int, Operand], int]) -> PackedWeight | str:
+def convert(module: Any, rows: _Rows) -> Converted | str:
     """Return a layer's weight as its rows read it, or why it is not served.
 
-    `rows` counts the rows of each N, K and B. While a capture is under way a layer needs none: what it multiplies is
-    written.
+    `rows` counts the rows of each N, K and B, of experts with their number in front. While a capture is under way a
+    layer needs none: what it multiplies is written.
     """
-    format_ = _format(type(module))
-    if format_ == _EXPERTS:
-        return "experts of mxfp4 have no kernel"
     if "forward" in vars(module):
         return "another library replaced its forward"
     for name, usual in _USUAL.items():
         if getattr(module, name, usual) != usual:
             return f"its {name} is {getattr(module, name)}"
+    try:
+        if _format(type(module)) == _EXPERTS:
+            return _convert_experts(module, rows)
+        packed = _convert_layer(module, rows)
+    except InputError as error:
+        return str(error)
+    return packed if isinstance(packed, str) else Converted({WEIGHT: packed.weight, SCALE: packed.scale}, packed.order)
+
+
+def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
+    format_ = _format(type(module))
     weight, scale = (getattr(module, name, None) for name in _TENSORS[format_])
     if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
         return "its weight is not packed in int32 with factors for groups"
     rows_, columns = weight.shape
     n, k = {_GPTQ: (columns, rows_ * 8), _AWQ: (columns * 8, rows_)}.get(format_, (rows_, columns * 8))
+    own = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
+    return choose(rows, (n, k), own, lambda dtype, order: _pack(module, format_, dtype, order))
+
+
+def choose(
+    rows: _Rows, sizes: tuple[int, int], own: torch.dtype, pack: Callable[[torch.dtype, str], PackedWeight]
+) -> PackedWeight | str:
+    """Return a weight of int4 as most of its rows read it, or why none does.
+
+    Args:
+        rows: as of `convert`.
+        sizes: N and K.
+        own: the type of activations that the layer's factors are for.
+        pack: converts the weight for activations of a type and in an order.
+
+    Raises:
+        InputError: the weight can't be converted.
+    """
+    n, k = sizes
     of_size = {b: count for (*extents, b), count in rows.items() if (*extents, b.dtype) == (n, k, "int4")}
     if not of_size and not session.is_running():
         return f"no row of int4 for N={n}, K={k}"
-    own = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
+    packed = pack(own, PLAIN)
+    stored = read_weight(packed.weight, packed.scale, own, PLAIN)
+    made: Any = stored.scaling
+    any_type = made._replace(dtype="")
+    fitting = {b: count for b, count in of_size.items() if b.scaling and b.scaling._replace(dtype="") == any_type}
+    if not fitting:
+        zeros = " and zero points" if made.zeros else ""
+        none = f"no row of int4 for N={n}, K={k} with groups of {made.depth}{zeros}"
+        return packed if session.is_running() else none
+    of_type = {b: count for b, count in fitting.items() if b.scaling == made}
+    ((chosen, _),) = Counter(of_type or fitting).most_common(1)
+    dtype = next(dtype for dtype in ACTIVATIONS if chosen.scaling and DTYPE_NAMES[dtype] == chosen.scaling.dtype)
+    return packed if chosen == stored else pack(dtype, chosen.order)
+
+
+def _convert_experts(module: Any, rows: _Rows) -> Converted | str:
+    """Return gpt-oss's experts with the rows of the gate before those of up, which alternate in the layer's own."""
+    found = list(signature(type(module).forward).parameters)[1:]
+    if found != _ROUTED:
+        return f"its forward takes {', '.join(found)}; of transformers 5.24 on it takes {', '.join(_ROUTED)}"
     try:
-        packed = _pack(module, format_, own, PLAIN)
-        stored = read_weight(packed.weight, packed.scale, own, PLAIN)
-        made: Any = stored.scaling
-        any_type = made._replace(dtype="")
-        fitting = {b: count for b, count in of_size.items() if b.scaling and b.scaling._replace(dtype="") == any_type}
-        if not fitting:
-            zeros = " and zero points" if made.zeros else ""
-            none = f"no row of int4 for N={n}, K={k} with groups of {made.depth}{zeros}"
-            return packed if session.is_running() else none
-        of_type = {b: count for b, count in fitting.items() if b.scaling == made}
-        ((chosen, _),) = Counter(of_type or fitting).most_common(1)
-        dtype = next(dtype for dtype in ACTIVATIONS if chosen.scaling and DTYPE_NAMES[dtype] == chosen.scaling.dtype)
-        return packed if chosen == stored else _pack(module, format_, dtype, chosen.order)
-    except InputError as error:
-        return str(error)
+        (w1, w1_scale), (w2, w2_scale) = (_unswizzled(module, name) for name in ("gate_up_proj", "down_proj"))
+    except AttributeError as error:
+        return f"its weights are not as OpenAI's triton_kernels keeps them: {error}"
+    order = common_order(rows, w1, w2)
+    if order is None and not session.is_running():
+        sizes = " and ".join(f"N={w.shape[1]}, K={2 * w.shape[2]}" for w in (w1, w2))
+        return f"no rows of one order for {w1.shape[0]} experts of mxfp4 of {sizes}"
+    first = [torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in (w1, w1_scale, module.gate_up_proj_bias.detach())]
+    gate_up, down = (
+        pack_mxfp4(w.unflatten(-1, (-1, MX_DEPTH // 2)), scale, order=order or PLAIN)
+        for w, scale in (first[:2], (w2, w2_scale))
+    )
+    return Converted(dict(zip(_OF_EXPERTS, (*gate_up[:2], first[2], *down[:2]), strict=True)), gate_up.order)
+
+
+def common_order(rows: _Rows, w1: Tensor, w2: Tensor) -> str | None:
+    """Return the order in which most rows read both weights of experts of mxfp4, bytes [experts, N, K / 2], or None."""
+    found = [
+        Counter({b.order: n for (*extents, b), n in rows.items() if (*extents, b.dtype) == (*sizes, "fp4e2m1")})
+        for sizes in ((*w.shape[:2], 2 * w.shape[2]) for w in (w1, w2))
+    ]
+    ((order, _),) = (found[0] & found[1]).most_common(1) or ((None, 0),)
+    return order
+
+
+def _unswizzled(module: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Return a weight [experts, N, K / 2] and its powers of two [experts, N, K / 32] as a checkpoint has them."""
+    stored = getattr(module, name), getattr(module, f"{name}_precision_config").weight_scale
+    weight, scale = (one.storage.layout.unswizzle_data(one.storage.data).mT.contiguous() for one in stored)
+    return weight, scale
 
 
 def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWeight:
@@ -109,21 +189,41 @@ class ServedFourBits(nn.Module):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return what makes copies and pickles, which are served too, of the class that the module had."""
-        return _restore, (type(self).__mro__[2],), self.__dict__
+        return _restore, (type(self).__bases__[1],), self.__dict__
 
 
-def serve(module: Any, packed: PackedWeight) -> None:
-    """Have a layer be computed by `linear_w4`; its own weight stays, for `forget` and for state dicts."""
+class ServedGptOssExperts(ServedFourBits):
+    """gpt-oss's experts of mxfp4, computed by `fused_moe`."""
+
+    # The layer before them then gives them each token's experts and routing weights, not its package's own routing.
+    _is_hooked = True
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the weighted sum of each token's experts, which transformers computes for a gradient."""
+        x = hidden_states
+        wants_gradient = torch.is_grad_enabled() and x.requires_grad
+        if wants_gradient or x.dtype not in ACTIVATIONS or torch.is_autocast_enabled(x.device.type):
+            result: Tensor = super(ServedFourBits, self).forward(x, top_k_index, top_k_weights)
+            return result
+        w1, w1_scale, w1_bias, w2, w2_scale = (getattr(self, name) for name in _OF_EXPERTS)
+        return mixtures.fused_moe(
+            x, w1, w2, top_k_weights.detach(), top_k_index, "clamped_swiglu", w1_scale, w2_scale, w1_bias=w1_bias,
+            w2_bias=self.down_proj_bias.detach(), keep_activations=True, order=self.w4_order,
+        )  # fmt: skip
+
+
+def serve(module: Any, converted: Converted) -> None:
+    """Have a layer be computed by tuned kernels; its own weight stays, for `forget` and for state dicts."""
     kind: Any = type(module)
     module.__class__ = served_class(kind)
-    module.register_buffer(WEIGHT, packed.weight, persistent=False)
-    module.register_buffer(SCALE, packed.scale, persistent=False)
-    module.w4_order = packed.order
+    for name, tensor in converted.tensors.items():
+        module.register_buffer(name, tensor, persistent=False)
+    module.w4_order = converted.order
 
 
 def forget(module: nn.Module) -> None:
     """Drop the converted weight of a layer that is not served any more."""
-    for name in (WEIGHT, SCALE, "w4_order"):
+    for name in (WEIGHT, SCALE, *_OF_EXPERTS, "w4_order"):
         if hasattr(module, name):
             delattr(module, name)
 
@@ -137,4 +237,5 @@ def _restore(base: Any) -> nn.Module:
 @cache
 def served_class(base: Any) -> Any:
     """Return the class that `patch` gives a layer of a class."""
-    return type(f"Served{base.__name__}", (ServedFourBits, base), {"__doc__": base.__doc__})
+    served = ServedGptOssExperts if _format(base) == _EXPERTS else ServedFourBits
+    return type(f"Served{base.__name__}", (served, base), {"__doc__": base.__doc__})

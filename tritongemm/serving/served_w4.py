@@ -177,7 +177,15 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
 
 
 class ServedFourBits(nn.Module):  # type: ignore[misc]
-    """A layer that is computed by `linear_w4`; `patch` makes it of a module by giving it a class of this."""
+    """A layer with a weight of four bits that tuned kernels compute; `patch` gives a module a class of this."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return what makes copies and pickles, which are served too, of the class that the module had."""
+        return _restore, (type(self).__bases__[1],), self.__dict__
+
+
+class ServedInt4Linear(ServedFourBits):
+    """A linear layer that is computed by `linear_w4`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's result, which its library computes for activations of another type than its rows'."""
@@ -186,10 +194,6 @@ class ServedFourBits(nn.Module):  # type: ignore[misc]
             return result
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return added_operations.linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return what makes copies and pickles, which are served too, of the class that the module had."""
-        return _restore, (type(self).__bases__[1],), self.__dict__
 
 
 class ServedGptOssExperts(ServedFourBits):
@@ -203,7 +207,7 @@ class ServedGptOssExperts(ServedFourBits):
         x = hidden_states
         wants_gradient = torch.is_grad_enabled() and x.requires_grad
         if wants_gradient or x.dtype not in ACTIVATIONS or torch.is_autocast_enabled(x.device.type):
-            result: Tensor = super(ServedFourBits, self).forward(x, top_k_index, top_k_weights)
+            result: Tensor = super().forward(x, top_k_index, top_k_weights)
             return result
         w1, w1_scale, w1_bias, w2, w2_scale = (getattr(self, name) for name in _OF_EXPERTS)
         return mixtures.fused_moe(
@@ -237,5 +241,5 @@ def _restore(base: Any) -> nn.Module:
 @cache
 def served_class(base: Any) -> Any:
     """Return the class that `patch` gives a layer of a class."""
-    served = ServedGptOssExperts if _format(base) == _EXPERTS else ServedFourBits
+    served = ServedGptOssExperts if _format(base) == _EXPERTS else ServedInt4Linear
     return type(f"Served{base.__name__}", (served, base), {"__doc__": base.__doc__})

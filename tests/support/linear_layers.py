@@ -20,7 +20,7 @@ from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
-from tritongemm.serving.torch_kernels import TorchKernels
+from tritongemm.serving.stored_kernels import TorchKernels
 from tritongemm.system import settings
 
 TILE = Config("tile", 16, 32, 32, split_k=2, num_warps=4, num_stages=2)

@@ -26,8 +26,7 @@ from tritongemm.serving.helper_kernels import HelperKernels
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
-from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel, row_bits
-from tritongemm.serving.torch_kernels import TorchKernels
+from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel, TorchKernels, row_bits
 
 if TYPE_CHECKING:
     from tritongemm.serving.online import OnlineTuner

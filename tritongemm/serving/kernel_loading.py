@@ -28,8 +28,7 @@ from tritongemm.serving.device_kernels import Binder, DeviceKernels
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice, open_device
 from tritongemm.serving.source_row import SourceRow
-from tritongemm.serving.stored_kernels import StoredKernel
-from tritongemm.serving.torch_kernels import TorchKernels
+from tritongemm.serving.stored_kernels import StoredKernel, TorchKernels
 from tritongemm.system import settings
 
 _LOG = logging.getLogger("tritongemm")

@@ -25,7 +25,7 @@ from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.serving.torch_kernels import TorchKernels
+from tritongemm.serving.stored_kernels import TorchKernels
 
 TOY = "kernel_source_toy"
 SOURCES = [*registry.names(KernelSource), TOY]

@@ -16,10 +16,10 @@ from tritongemm.backends.blaslt import served_algorithm
 from tritongemm.core.problem import Operand
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
-from tritongemm.serving import torch_kernels
+from tritongemm.serving import stored_kernels
 from tritongemm.serving.launching import FastCall
 from tritongemm.serving.serving_device import ServingDevice
-from tritongemm.serving.torch_kernels import TorchKernels
+from tritongemm.serving.stored_kernels import TorchKernels
 
 MATMUL = torch.backends.cuda.matmul
 
@@ -177,7 +177,7 @@ def test_where_the_library_has_nothing_pytorch_is_called(gpu: Gpu) -> None:
 
 
 def test_it_forgets_rather_than_fill_the_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_kernels, "_MOST_KERNELS", 2)
+    monkeypatch.setattr(stored_kernels, "_MOST_KERNELS", 2)
     found = TorchKernels(gpu.device)
     for m in range(1, 8):
         found.find(problem(m, 8, 16, dtype="fp32"), "fp32")

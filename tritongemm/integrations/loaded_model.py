@@ -13,7 +13,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.integrations import sglang_fp8, vllm_fp8_rows, vllm_gates, vllm_moe
 from tritongemm.integrations.compiled import serve_compiled_code
-from tritongemm.integrations.process import LOG, attribute, is_in_blocks, lacks_hooks
+from tritongemm.integrations.process import LOG, attribute, factors_of_experts, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.winners import baseline_won
@@ -102,7 +102,7 @@ def _why_not(
     weight, plain = attribute(layer, name), type(layer.quant_method).__name__.startswith(_PLAIN)
     in_rows_of_vllm = _computed_by(layer) == vllm_fp8_rows.KERNEL
     is_in_rows = in_rows_of_vllm or (_is_of_sglang(layer) and sglang_fp8.has_factors_of_rows(layer))
-    if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_blocks(layer, name)):
+    if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_factors(layer, name)):
         return f"of {_computed_by(layer)}"
     shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
     if is_in_rows:  # Both servers hold these weights transposed.
@@ -122,10 +122,12 @@ def _is_of_sglang(layer: Any) -> bool:
     return type(layer.quant_method).__module__.startswith("sglang.")
 
 
-def _has_blocks(layer: Any, name: str) -> bool:
+def _has_factors(layer: Any, name: str) -> bool:
     scales = (attribute(layer, f"{name}_{kind}") for kind in ("scale_inv", "scale"))
     scale = next((one for one in scales if isinstance(one, Tensor)), None)
-    return scale is not None and is_in_blocks(attribute(layer, name), scale)
+    weight = attribute(layer, name)
+    in_rows = weight.dim() == 3 and factors_of_experts(weight, scale, in_rows=True) is not None
+    return scale is not None and (in_rows or is_in_blocks(weight, scale))
 
 
 def _mixture_is_of(method: Any) -> str:

@@ -207,6 +207,22 @@ def is_in_blocks(w: Tensor, scale: Tensor) -> bool:
     return w.dtype in _FP8 and scale.dtype == torch.float32 and tuple(scale.shape) == blocks
 
 
+def factors_of_experts(w: Tensor, scale: Tensor | None, in_rows: bool) -> Tensor | None:
+    """Return the factors of experts' fp8 weights as `fused_moe` takes them; None where they are of another kind.
+
+    Args:
+        w: [experts, N, K].
+        scale: the server's factors.
+        in_rows: whether there is one for each row, [experts, N, 1], rather than for 128 x 128.
+    """
+    if scale is None:
+        return None
+    if not in_rows:
+        return scale if is_in_blocks(w, scale) else None
+    known = w.dtype in _FP8 and scale.dtype == torch.float32 and tuple(scale.shape) == (*w.shape[:-1], 1)
+    return scale.squeeze(-1) if known else None
+
+
 _libraries: dict[str, torch.library.Library] = {}  # of each operation, which exists as long
 
 

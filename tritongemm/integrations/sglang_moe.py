@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, guarded, is_in_blocks, plain
+from tritongemm.integrations.process import attribute, factors_of_experts, guarded, plain
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -23,7 +23,7 @@ _OTHER_MIXTURES: Final = (
     "swiglu_limit",
 )
 _FACTOR: Final = "routed_scaling_factor"  # of the sum over a token's experts, in DeepSeek's models
-_FACTORS: Final = frozenset({"use_fp8_w8a8", "w1_scale", "w2_scale", "block_shape"})
+_FACTORS: Final = frozenset({"use_fp8_w8a8", "w1_scale", "w2_scale"})
 
 
 def make_hook() -> Callable[..., Any]:
@@ -79,11 +79,12 @@ def _is_plain(config: Any) -> bool:
 def _scales(
     w1: Tensor, w2: Tensor, dtype: torch.dtype, named: dict[str, Any]
 ) -> tuple[Tensor | None, Tensor | None] | None:
-    """Return the factors of both weights, None for none; None where a mixture is neither plain nor fp8 in blocks."""
+    """Return the factors of both weights, None for none; None for mixtures neither plain nor fp8 in blocks or rows."""
     given = {name for name, value in named.items() if value is not None and value is not False}
     if not given:
         return (None, None) if w1.dtype == w2.dtype == dtype else None
-    pair = named.get("w1_scale"), named.get("w2_scale")
-    if given != _FACTORS or pair[0] is None or pair[1] is None:
+    if given - _FACTORS not in ({"block_shape"}, {"per_channel_quant"}):
         return None
-    return pair if is_in_blocks(w1, pair[0]) and is_in_blocks(w2, pair[1]) else None
+    in_rows = "per_channel_quant" in given
+    of_w1, of_w2 = (factors_of_experts(w, named.get(f"{name}_scale"), in_rows) for name, w in (("w1", w1), ("w2", w2)))
+    return None if of_w1 is None or of_w2 is None else (of_w1, of_w2)

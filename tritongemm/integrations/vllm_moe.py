@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, guarded, is_in_blocks, plain
+from tritongemm.integrations.process import attribute, factors_of_experts, guarded, plain
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -67,11 +67,14 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
         raise TypeError(f"a mixture has the argument {min(unknown)}")
     experts, x, w1, w2 = kernel.fused_experts, named["hidden_states"], plain(named["w1"]), plain(named["w2"])
     config, routing = experts.quant_config, (named["topk_weights"], named["topk_ids"])
-    scales = config.w1_scale, config.w2_scale
+    scales: tuple[Tensor | None, Tensor | None] = config.w1_scale, config.w2_scale
     if scales == (None, None):
         is_known = config.quant_dtype is None and w1.dtype == w2.dtype == x.dtype
     else:
-        is_known = all(s is not None and is_in_blocks(w, s) for w, s in zip((w1, w2), scales, strict=True))
+        in_rows = config.per_act_token_quant
+        scales = factors_of_experts(w1, scales[0], in_rows), factors_of_experts(w2, scales[1], in_rows)
+        is_known = all(one is None for one in (config.a1_scale, config.a2_scale))
+        is_known &= all(one is not None for one in scales)
     if (
         not is_known
         or type(experts).__name__ not in EXPERTS

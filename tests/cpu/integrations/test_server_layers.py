@@ -160,7 +160,8 @@ def test_vllms_mixtures(
         vllm.register()
     experts, prepares = type("TritonExperts", (), {})(), type("MoEPrepareAndFinalizeNoDPEPModular", (), {})()
     scales = [torch.ones(EXPERTS, n // 128, k // 128) if scaled else None for n, k in ((256, 128), (128, 128))]
-    experts.quant_config = SimpleNamespace(quant_dtype=None, w1_scale=scales[0], w2_scale=scales[1], gemm1_alpha=None)
+    none = dict.fromkeys(("quant_dtype", "gemm1_alpha", "a1_scale", "a2_scale", "per_act_token_quant"))
+    experts.quant_config = SimpleNamespace(**none, w1_scale=scales[0], w2_scale=scales[1])
     kernel = modular.FusedMoEKernelModularImpl(prepares, experts)
     assert bool((kernel.apply(**mixture(16, scaled=scaled)) == 3).all())
     assert mixtures[0].w1_scale is scales[0] and bool((kernel.apply(**mixture(17, scaled=scaled)) == 9).all())
@@ -170,6 +171,18 @@ def test_vllms_mixtures(
     ]  # fmt: skip
     for other in others:
         assert bool((kernel.apply(**{**mixture(16, scaled=scaled), **other}) == 9).all()), other
+    rows = {
+        "per_act_token_quant": True,
+        "w1_scale": torch.ones(EXPERTS, 256, 1),
+        "w2_scale": torch.ones(EXPERTS, 128, 1),
+    }
+    if scaled:
+        before = dict(vars(experts.quant_config))
+        for change, wanted in (({}, 3), ({"a1_scale": torch.ones(1)}, 9), ({"w1_scale": torch.ones(EXPERTS, 1, 1)}, 9)):
+            vars(experts.quant_config).update({**before, **rows, **change})
+            assert bool((kernel.apply(**mixture(16, scaled=True)) == wanted).all()), change
+        assert mixtures.pop().w1_scale.shape == (EXPERTS, 256)  # type: ignore[union-attr]
+        vars(experts.quant_config).update(before)
     experts.quant_config.gemm1_alpha = 1.7
     assert bool((kernel.apply(**mixture(16, scaled=scaled)) == 9).all()) and len(mixtures) == 1
     kernel.fused_experts = SimpleNamespace(quant_config=SimpleNamespace(quant_dtype=None, w1_scale=None, w2_scale=None))
@@ -198,6 +211,10 @@ def test_sglangs_mixtures(
         return float(places.fused_moe.fused_experts(x, w1, w2, routed, config, **given).mean())
 
     assert (ask(), ask(17)) == (3, 8) and (mixtures[0].w1_scale is pair[0]) == scaled
+    rows = {"w1_scale": torch.ones(EXPERTS, 256, 1), "w2_scale": torch.ones(EXPERTS, 128, 1), "block_shape": None}
+    if scaled:
+        assert ask(**rows, per_channel_quant=True) == 3 and mixtures.pop().w1_scale.shape == (EXPERTS, 256)  # type: ignore[union-attr]
+        assert ask(**rows) == ask(per_channel_quant=True) == 8
     assert ask(b1=torch.ones(1)) == ask(a1_q=torch.ones(1)) == ask(w1_scale=torch.ones(EXPERTS, 1, 1)) == 8
     for name, value in {"activation": "gelu", "swiglu_limit": 7.0, "no_combine": True}.items():
         before = getattr(config, name)

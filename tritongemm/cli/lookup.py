@@ -14,7 +14,7 @@ from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
 from tritongemm.operations.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.serving import shipped_tables, winners
+from tritongemm.serving import shipped_tables, stated_orders, winners
 from tritongemm.serving.loaded_tables import merge, read_table
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of, same_memory
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     problem = options.problem(args, target)
     table = RecordTable(rows).of_gpu(device.name, device.compute_units, gbps)
     found = _find(table, problem, device)
-    lines = _describe(*found, problem, device) if not isinstance(found, Support) else [f"fallback: {found}"]
+    lines = _describe(*found, problem, device, table) if not isinstance(found, Support) else [f"fallback: {found}"]
     for line in lines:
         print(printable(line))
     if isinstance(found, Support):
@@ -125,7 +125,7 @@ def _is_served(record: Record) -> Support:
     return SUPPORTED if won else winners.is_launchable(record)
 
 
-def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> Iterator[str]:
+def _describe(kind: str, row: SourceRow, problem: Problem, device: Target, table: RecordTable) -> Iterator[str]:
     record = row.record
     spans = {
         "range": f", M {record.m_from} to {record.problem.m}",
@@ -139,7 +139,10 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target) -> It
     share = f", {record.speedup:.3f}x {record.library}" if record.speedup else ""
     yield f"time      {record.seconds * 1e6:.2f} us at M {record.problem.m}{share}"
     if record.order:
-        yield f"order     {record.order}, that of all M of the product"
+        known = stated_orders.order_of(table.near_rows(problem, device.name, device.compute_units))
+        fault = known if isinstance(known, Support) else stated_orders.check(record, device)
+        why = "that of all M of the product" if fault else f"but does not serve where rows must be invariant: {fault}"
+        yield f"order     {record.order}, {why}"
     if record.library_fault:
         yield f"wrong     the library at {record.library_fault}"
     if record.seconds_with_quantization is not None:

@@ -54,7 +54,7 @@ def test_a_library_that_is_wrong_there_and_the_order_of_additions_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = replace(
-        record(problem(16, 32, 64), order="1x64", row_bits="aa"),
+        record(problem(16, 32, 64), order="2x32", row_bits="aa"),
         library_seconds=None,
         library_wrong="error 0.5 > 0.008",
         toolchain={"torch": "2"},
@@ -63,9 +63,27 @@ def test_a_library_that_is_wrong_there_and_the_order_of_additions_are_named(
     status, lines = run(capsys, str(tmp_path / "tuned.yaml"), "-m", "16", *SIZE)
     assert status == 0 and lines[-3:] == [
         "time      2.00 us at M 16",
-        "order     1x64, that of all M of the product",
+        "order     2x32, that of all M of the product",
         "wrong     the library at 16x32x64_bf16_TN (torch 2: error 0.5 > 0.008)",
     ]
+
+
+def test_a_row_that_does_not_add_up_as_it_states_or_as_others_do_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tuned.yaml"
+    one, other = (record(problem(m, 32, 64), order=order, row_bits="aa") for m, order in ((16, "1x64"), (64, "2x32")))
+    for rows, why in (
+        ([one], "it states the order 1x64, and its kernel adds up in the order 2x32"),
+        (
+            [one, other],
+            f"bf16 TN has rows of several orders of additions, so none serves: 1x64, bits aa: {path}: row 1",
+        ),
+    ):
+        path.write_text(results_format().write(rows), encoding="utf-8")
+        lines = run(capsys, str(path), "-m", "16", *SIZE)[1]
+        (line,) = (line for line in lines if line.startswith("order"))
+        assert line.startswith("order     1x64, but does not serve where rows must be invariant: ") and why in line
 
 
 def test_a_range_says_what_was_held_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.numerics import shared_rows
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, KernelBackend, KernelSource, LibraryBackend
+from tritongemm.plugins.contracts import KernelBackend, KernelSource
+from tritongemm.serving import stated_orders
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.system import settings
 
@@ -77,22 +78,12 @@ def _check(record: Record, kernel: LoadedKernel, problem: Problem, device: Devic
     if torch.cuda.is_current_stream_capturing():
         return Support("its bits are compared at its first call, and not while a graph is captured")
     order = _order_of(problem, device)
-    found = order if isinstance(order, Support) else _check_order(record, device)
+    found = order if isinstance(order, Support) else stated_orders.check(record, device.target)
     found = found if isinstance(order, Support) or not found else _check_bits(record, kernel, problem, order, device)
     if not found:
         warnings.warn(f"{problem.key}: its row does not serve: {found}", stacklevel=2)
     device.row_checks[key] = found
     return found
-
-
-def _check_order(record: Record, device: DeviceKernels) -> Support:
-    backend = registry.get(Backend, record.config.backend)
-    order = backend.reduction_order(record.config, record.problem, device.target)
-    if isinstance(order, Support):
-        return order
-    if isinstance(backend, LibraryBackend) or str(order) == record.order:
-        return SUPPORTED
-    return Support(f"it states the order {record.order}, and its kernel adds up in the order {order}")
 
 
 def _check_bits(record: Record, kernel: LoadedKernel, problem: Problem, order: str, device: DeviceKernels) -> Support:
@@ -113,16 +104,8 @@ def _check_bits(record: Record, kernel: LoadedKernel, problem: Problem, order: s
 
 def _order_of(problem: Problem, device: DeviceKernels) -> str | Support:
     """Return the order of a product: that of its rows, or without one that of an unsplit K; why not, if rows differ."""
-    first: dict[str, str] = {}
-    rows = device.records.near_rows(problem, device.device.arch, device.device.compute_units)
-    for row in rows:
-        if row.record.order:
-            first.setdefault(f"{row.record.order}, bits {row.record.row_bits}", row.where)
-    if len(first) > 1:
-        listed = "; ".join(f"{what}: {where}" for what, where in first.items())
-        return Support(f"{problem.at(1).product} has rows of several orders of additions, so none serves: {listed}")
-    known = next((row.record.order for row in rows if row.record.order), "")
-    if known:
+    known = stated_orders.order_of(device.records.near_rows(problem, device.device.arch, device.device.compute_units))
+    if known or isinstance(known, Support):
         return known
     for config in _candidates(problem.at(_MANY), device.target):
         order = _order_if_able(config, problem, device)

@@ -22,9 +22,12 @@ PlannedTasks: TypeAlias = Generator[tuple[Task, PlannedSearch | None], None, Non
 
 
 def plan_tasks(
-    tasks: Sequence[Task], target: Target, options: TuningOptions, planner: Planner, warm_start: WarmStart, cores: int
+    tasks: Sequence[Task], target: Target, options: TuningOptions, planner: Planner, warm_start: WarmStart, cores: float
 ) -> PlannedTasks:
-    """Yield the tasks in order with their plans, each as soon as it is planned; None if no backend is searched."""
+    """Yield the tasks in order with their plans, each as soon as it is planned; None if no backend is searched.
+
+    `cores` of a GPU compile.
+    """
     each = len(tasks) / cores
     searched = next(filter(roster.is_searched, options.backends), None)
     if searched is None:

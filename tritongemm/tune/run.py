@@ -93,7 +93,8 @@ class TuningRun:
             self._planner = planner = Planner.for_problems(len(tasks), self.pool.jobs)
             self._thinker = stack.enter_context(ThreadPoolExecutor(planner.width))
             stack.callback(planner.close)
-            planned = plan_tasks(tasks, self._target, self.options, planner, self._warm_start, self.pool.jobs)
+            cores = self.pool.jobs / len(self.evaluators)  # the effort for a size is that of a run on one of its GPUs
+            planned = plan_tasks(tasks, self._target, self.options, planner, self._warm_start, cores)
             if self.options.stop == "generate":
                 for task, plan in planned:
                     begin_search(task, plan, self._warm_start, self.watcher)

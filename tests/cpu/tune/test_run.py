@@ -210,8 +210,11 @@ def test_what_may_pass_is_tried_again_by_the_next_run(drop: Drop, tmp_path: Path
     assert "toycode" in text and not any(c.name in text for c in passing)
 
 
-def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path) -> None:
-    """A size's candidates are all timed by one device; no device waits while another has sizes left."""
+def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size's candidates are all timed by one device; no device waits while another has sizes left.
+
+    A search's effort is that on one of the devices with its share of the cores: more devices do not make it larger.
+    """
     both = threading.Barrier(2, timeout=60)
     seen: dict[Problem, set[int]] = {}
 
@@ -227,12 +230,19 @@ def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path) -> None:
             seen.setdefault(problem, set()).add(self.number)
             return super().screen(problem, artifacts, best_s)
 
-    problems = [Problem(16, 16, k) for k in (32, 64, 96, 128)]
+    problems, asked = [Problem(16, 16, k) for k in (32, 64, 96, 128)], list[SearchJob]()
+
+    def plans(planner: Planner, jobs: Sequence[SearchJob]) -> Generator[PlannedSearch, None, None]:
+        asked.extend(jobs)
+        yield from (job.planned_here(job.plan()) for job in jobs)
+
+    monkeypatch.setattr(Planner, "plan", plans)
     with pool_and_store(tmp_path) as (pool, store):
         options = TuningOptions(tmp_path, "guided", budget=2, library="")
         failures = TuningRun([Device(0), Device(1)], pool, store, options, Reporter()).tune(problems)
         assert failures == {} and all(store.record(p) for p in problems)
     assert all(len(devices) == 1 for devices in seen.values()) and set.union(*seen.values()) == {0, 1}
+    assert {job.problems_per_core for job in asked} == {4 / (pool.jobs / 2)}
 
 
 def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ class SearchPlan:
     # while the search runs.
     built: Collection[str] = field(default=frozenset())
     population: int = 0  # configs of a generation, for a strategy that has generations; 0 for its default
-    problems_per_core: float = 0.0  # problems of the run for each core that compiles; 0 if that is not known
+    problems_per_core: float = 0.0  # problems of the run for each compiling core of one GPU; 0 if that is not known
 
 
 class Strategy(Plugin, abstract=True):

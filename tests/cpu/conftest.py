@@ -35,13 +35,24 @@ hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("quick")
 
+# Files that share what takes seconds to parse or to import: the package's source, transformers.
+TOGETHER = {
+    "architecture/": "architecture",
+    **dict.fromkeys(("serving/test_patch_", "serving/test_layer_choice", "workloads/test_meta_model"), "transformers"),
+}
+
 # Files of few tests that take seconds: else they would come last, as those of many tests come first.
-LONG = ("workloads/capturing/test_processes", "backends/test_assembly_edits", "scenarios/test_warp_roles",
-        "backends/test_triton", "codegen/test_launched_modules", "tune/test_search_processes",
-        "scenarios/test_processes", "codegen/test_reduction_orders", "cli/test_tune", "scenarios/test_plugins",
-        "build/test_pool", "measure/test_invariance", "scenarios/test_screen", "scenarios/test_shuffled_b",
-        "scenarios/test_examples", "scenarios/test_epilogues", "scenarios/test_memory_bounds",
-        "scenarios/test_planted_modules")  # fmt: skip
+LONG = ("workloads/capturing/test_processes", "tune/test_table_tuning", "architecture", "transformers",
+        "backends/test_assembly_edits", "scenarios/test_warp_roles", "scenarios/test_epilogues",
+        "tune/test_search_processes", "numerics/test_mx", "cli/test_tune", "backends/test_triton",
+        "numerics/test_a16w4", "scenarios/test_interpreted", "scenarios/test_grouped_kernels",
+        "codegen/test_launched_modules", "scenarios/test_plugins", "scenarios/test_processes", "build/test_pool",
+        "codegen/test_reduction_orders", "scenarios/test_examples", "scenarios/test_screen",
+        "scenarios/test_shuffled_b", "serving/test_device_kernels", "export/test_launch_plan",
+        "measure/test_invariance", "scenarios/test_planted_modules", "scenarios/test_memory_bounds")  # fmt: skip
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(os._exit, 0)  # registered first, it is called last: to free a million objects takes seconds
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,13 +62,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            """All that reads the package's source is in one process, which parses it once."""
-            file: str = super()._split_scope(nodeid)
-            return "tests/cpu/architecture" if file.startswith("tests/cpu/architecture/") else file
+            file = super()._split_scope(nodeid).removeprefix("tests/cpu/").removesuffix(".py")
+            return next((TOGETHER[start] for start in TOGETHER if file.startswith(start)), file)
 
         def _assign_work_unit(self, node: Any) -> None:
-            long = (f"tests/cpu/{name}.py" for name in LONG)
-            first = next((file for file in long if file in self.workqueue), None)
+            first = next((name for name in LONG if name in self.workqueue), None)
             if first:
                 self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)

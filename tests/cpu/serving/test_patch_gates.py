@@ -1,6 +1,7 @@
 """MLPs of transformers whose gate, up and activation are one kernel: when, what falls back, and how it is undone."""
 
 import copy
+import importlib
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -8,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaMLP
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
@@ -39,10 +37,17 @@ def calls(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         yield made
 
 
-def make(kind: Any = LlamaMLP, config: Any = LlamaConfig, **more: Any) -> Any:
+def mlp(model: str = "Llama") -> Any:
+    """The MLP's class, imported late: transformers takes two seconds, in every process that collects tests."""
+    return getattr(
+        importlib.import_module(f"transformers.models.{model.lower()}.modeling_{model.lower()}"), f"{model}MLP"
+    )
+
+
+def make(model: str = "Llama", kind: Any = None, **more: Any) -> Any:
     torch.manual_seed(0)
-    given: PretrainedConfig = config(hidden_size=K, intermediate_size=INNER, **more)
-    return kind(given).bfloat16()
+    config = getattr(importlib.import_module("transformers"), f"{model}Config")
+    return (kind or mlp(model))(config(hidden_size=K, intermediate_size=INNER, **more)).bfloat16()
 
 
 def patch(model: nn.Module, act: str = "silu_mul", bias: str = "none") -> Patch:
@@ -58,17 +63,15 @@ def patch(model: nn.Module, act: str = "silu_mul", bias: str = "none") -> Patch:
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "act", "more"),
+    ("name", "act", "more"),
     [
-        (LlamaMLP, LlamaConfig, "silu_mul", {}),
-        (LlamaMLP, LlamaConfig, "gelu_tanh_mul", {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}),
-        (Qwen3MLP, Qwen3Config, "silu_mul", {}),
+        ("Llama", "silu_mul", {}),
+        ("Llama", "gelu_tanh_mul", {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}),
+        ("Qwen3", "silu_mul", {}),
     ],
 )
-def test_one_kernel_computes_gate_and_up_where_it_won(
-    calls: Calls, kind: Any, config: Any, act: str, more: dict[str, Any]
-) -> None:
-    model = nn.Sequential(make(kind, config, **more))
+def test_one_kernel_computes_gate_and_up_where_it_won(calls: Calls, name: str, act: str, more: dict[str, Any]) -> None:
+    kind, model = mlp(name), nn.Sequential(make(name, **more))
     xs = [torch.randn(m, K).bfloat16() for m in (16, 5, 4, 64)]
     wanted, state = [model(x) for x in xs], set(model.state_dict())
     patched = patch(model, act, "n" if more.get("mlp_bias") else "none")
@@ -87,11 +90,13 @@ def test_one_kernel_computes_gate_and_up_where_it_won(
 
 
 def test_other_weights_gradients_and_other_modules_are_computed_in_two_steps(calls: Calls) -> None:
-    class Halved(LlamaMLP):  # type: ignore[misc]
+    LlamaMLP = mlp()
+
+    class Halved(LlamaMLP):  # type: ignore[misc, valid-type]
         def forward(self, x: Tensor) -> Tensor:
             return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * 0.5)
 
-    model = nn.ModuleDict({"mlp": make(), "halved": make(Halved), "other": make(hidden_act="relu")})
+    model = nn.ModuleDict({"mlp": make(), "halved": make(kind=Halved), "other": make(hidden_act="relu")})
     x = torch.randn(16, K).bfloat16()
     assert patch(model).gated == ("mlp",)
     with torch.enable_grad():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tritongemm.operations.linear_act import interleave_gate_up as interleave_gate_up
     from tritongemm.serving.added_operations import linear_act as linear_act
     from tritongemm.serving.added_operations import linear_act_quantize as linear_act_quantize
+    from tritongemm.serving.added_operations import linear_add as linear_add
     from tritongemm.serving.added_operations import linear_w4 as linear_w4
     from tritongemm.serving.api import load as load
     from tritongemm.serving.api import mm as mm
@@ -54,7 +55,7 @@ _NAMES = {
     "serving.explaining": "explain",
     "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
     "serving.linear_fp8": "linear_fp8",
-    "serving.added_operations": "linear_act linear_act_quantize linear_w4",
+    "serving.added_operations": "linear_act linear_act_quantize linear_add linear_w4",
     "serving.mixtures": "fused_moe",
     "operations.checks": "check_scales",
     "operations.linear_act": "interleave_gate_up",

@@ -172,6 +172,7 @@ def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> No
         Problem(200, 656, 264, *matrices("bf16", layout="TN"), bias="m", epilogue="gelu_tanh_mul"),
         Problem(200, 1328, 520, *matrices("bf16", layout="TN"), epilogue="silu_mul"),
         Problem(72, 304, 136, *matrices("bf16", layout="TN"), bias="n", epilogue="gelu"),
+        Problem(200, 1328, 520, *matrices("bf16", layout="TN"), epilogue="add"),
     ]
     fp8 = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn"
     scaled = Problem(72, 304, 256, *matrices(fp8, c="bf16", layout="TN"), epilogue="silu_mul")

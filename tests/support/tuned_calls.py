@@ -29,6 +29,8 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
     its_a, its_b = of.a.scaling, of.b.scaling
     named = {"scale_layout": SHUFFLED} if its_a is not None and its_a.layout == SHUFFLED else {}
     scales = [_by_rows(made[name], its) for name, its in (("scale_a", its_a), ("scale_b", its_b)) if its is not None]
+    if of.epilogue == "add" and bias is not None:
+        bias = bias.view(exact.shape)
     if of.epilogue != "none":
         return Call(tritongemm.linear_act, a, b.T, of.epilogue, bias, result, *scales), made, exact
     if of.batch > 1:

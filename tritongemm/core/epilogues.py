@@ -12,7 +12,8 @@ RUN = 8  # columns of gate, after which as many of up follow
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 GATED = ("silu_mul", "gelu_mul", "gelu_tanh_mul")
 IN_BLOCKS = ("block", *(f"{name}_block" for name in (*ACTIVATIONS, *GATED)))
-EPILOGUES = ("none", *ACTIVATIONS, *GATED, *IN_BLOCKS)
+RESIDUAL = "add"  # the sum of C and a matrix of its shape and type, which is the operand `bias`
+EPILOGUES = ("none", *ACTIVATIONS, *GATED, *IN_BLOCKS, RESIDUAL)
 
 
 def activation_of(epilogue: str) -> str:

@@ -25,8 +25,8 @@ class OperandSpec:
 
     name: str  # `a`, `b`, `c`, `scale_a`, `scale_b`, `bias`, `offsets` or `counts`
     dtype: DType  # of its elements
-    # Extents, of one product of a batch; a factor or an addend of the epilogue is [M, 1] or [N], so that it broadcasts
-    # over C.
+    # Extents, of one product of a batch; a factor or an addend of the epilogue is [M, 1], [N] or [M, N], so that it
+    # broadcasts over C.
     shape: tuple[int, ...]
     order: str = "rows"  # memory layout: `rows`, `columns`, or the name of a layout of weights or scales
     # Where a kernel applies it: `epilogue` (to the sum over K, before C is rounded), `mainloop` (scales that change
@@ -59,8 +59,8 @@ class OperandSpec:
 
     @property
     def along(self) -> str:
-        """``m`` for one value per row of C, ``n`` for one per column."""
-        return "m" if len(self.shape) == 2 else "n"
+        """``m`` for one value per row of C, ``n`` for one per column, ``mn`` for one per element."""
+        return "n" if len(self.shape) == 1 else "m" if self.shape[1] == 1 else "mn"
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tritongemm.core.dtypes import DTYPES, DType
-from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, is_gated, rows_of_factors
+from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RESIDUAL, is_gated, rows_of_factors
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups, apportion, group_ends
 from tritongemm.core.operands import OperandSpec
@@ -97,6 +97,8 @@ class Problem:
             raise InputError(f"shared is {self.shared!r}, but the batch is 1: leave it out, or name the batch")
         if self.epilogue not in EPILOGUES:
             raise InputError(f"epilogue must be one of {', '.join(EPILOGUES)}, not {self.epilogue!r}")
+        if self.epilogue == RESIDUAL and self.bias != "none":
+            raise InputError(f"with the epilogue {RESIDUAL} a matrix is added, and no bias; bias is {self.bias!r}")
         if self.groups:
             self.groups.require_rows(self.m)
 
@@ -167,6 +169,8 @@ class Problem:
         if self.bias != "none":
             shape = (m, 1) if self.bias == "m" else (n,)
             specs.append(OperandSpec("bias", self.bias_dtype, shape, "rows", "epilogue", batch=batch["c"]))
+        if self.epilogue == RESIDUAL:
+            specs.append(OperandSpec("bias", self.bias_dtype, (m, n), "rows", "epilogue", batch=batch["c"]))
         if each:
             specs.append(OperandSpec(self.group_operand, DTYPES["int32"], each, "rows", "groups"))
         return {spec.name: spec for spec in specs}
@@ -265,7 +269,8 @@ class Problem:
     @property
     def bytes(self) -> int:
         """Fewest bytes through device memory: A, B, scales and the bias read once, C written once."""
-        bias = {"none": 0, "m": self.m, "n": self.n}[self.bias] * self.bias_dtype.bytes
+        added = {"none": 0, "m": self.m, "n": self.n}[self.bias] + (self.m * self.n) * (self.epilogue == RESIDUAL)
+        bias = added * self.bias_dtype.bytes
         of_a, of_b = self.a.type, self.b.type
         a, b = self.m * self.k * of_a.bytes // of_a.packed, self.k * self.n * of_b.bytes // of_b.packed
         c = self.m * self.columns * self.c.type.bytes

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from tritongemm.core.config import Config
+from tritongemm.core.epilogues import RESIDUAL
 from tritongemm.core.errors import DriverError
 from tritongemm.core.integers import round_up
 from tritongemm.core.launch import Buffer, HostLaunch, Launch
@@ -143,7 +144,7 @@ class OperandSets:
         problem, mine = setup.problem, self.problem
         if not (mine.a.row_major and mine.kind == "one" and all(e.name == "bias" for e in mine.extras)):
             return False
-        if mine.bias == "m" or problem.m > mine.m or problem != replace(mine, m=problem.m):
+        if mine.bias == "m" or mine.epilogue == RESIDUAL or problem.m > mine.m or problem != replace(mine, m=problem.m):
             return False
         return setup.protocol == self.protocol and _wanted_copies(setup) <= self.copies
 
@@ -156,6 +157,7 @@ class OperandSets:
         c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.type.torch), device=place)
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
         copied = {"a": operands["a"], "b": operands["b"], "c": c}
+        copied |= {"bias": operands["bias"]} if problem.epilogue == RESIDUAL else {}
         return [operands | copy for copy in side_by_side(copied, self.copies)]
 
     @cached_property

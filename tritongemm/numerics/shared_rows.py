@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from tritongemm.core.epilogues import RESIDUAL
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import Support
@@ -31,7 +32,7 @@ def supports(problem: Problem) -> Support:
     """Return whether rows of a problem can be compared over M."""
     if problem.masked:
         return Support(f"{problem.key}: rows of groups with room of their own are not compared over M")
-    if problem.bias == "m":
+    if problem.bias == "m" or problem.epilogue == RESIDUAL:
         return Support(f"{problem.key}: its bias belongs to rows; rows with one of their own are not alike")
     return Support()
 

@@ -20,7 +20,8 @@ def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
     for extra in (e for e in problem.extras if e.applied == "epilogue"):
         vector = operands[extra.name].double()
         if vector.dim() == len(extra.lead) + 1:
-            vector = vector.unsqueeze(-1 if extra.along == "m" else -2)
+            by_rows = vector.unsqueeze(-1 if extra.along == "m" else -2)
+            vector = vector.view_as(exact) if extra.along == "mn" else by_rows
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
     exact = epilogues.apply(problem.epilogue, exact)
     if (problem.c.type.is_fp8 and not problem.in_blocks) or problem.c.dtype == "int8":

@@ -1,4 +1,4 @@
-"""The operation `linear_act`: a linear layer and its activation, or the product of a gate's and of other columns."""
+"""The operation `linear_act`: a linear layer and what follows it: an activation, gate and up as one, or a residual."""
 
 from dataclasses import replace
 from math import prod
@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RUN, is_gated, rows_of_factors
+from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RESIDUAL, RUN, is_gated, rows_of_factors
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Operand
 from tritongemm.core.scaling import SCALED_BLOCK
@@ -38,8 +38,8 @@ class ActivatedOperands(NamedTuple):
 
     @property
     def layer(self) -> DenseOperands:
-        """The linear layer."""
-        return DenseOperands(self.x, self.w, self.bias, self.result_type)
+        """The linear layer; a residual is none of it."""
+        return DenseOperands(self.x, self.w, None if self.act == RESIDUAL else self.bias, self.result_type)
 
     @property
     def scaled(self) -> CheckedScaled | None:
@@ -47,7 +47,7 @@ class ActivatedOperands(NamedTuple):
         if self.scale_a is None or self.scale_b is None:
             return None
         wanted = torch.bfloat16 if self.act in IN_BLOCKS else self.result_type
-        return SCALED.check(ScaledOperands(self.x, self.w, self.scale_a, self.scale_b, self.bias, wanted))
+        return SCALED.check(ScaledOperands(self.x, self.w, self.scale_a, self.scale_b, self.layer.bias, wanted))
 
     @property
     def result_type(self) -> torch.dtype:
@@ -70,7 +70,7 @@ class ActivatedOperands(NamedTuple):
 
 
 class ActivatedLayer(ProductOperation):
-    """Act(x @ w.T (+ bias)); of gate and up, whose rows of w alternate, act(gate) * up."""
+    """Act(x @ w.T (+ bias)); of gate and up, whose rows of w alternate, act(gate) * up; with `add` bias is a matrix."""
 
     schema = (
         "linear_act(Tensor x, Tensor w, str act, Tensor? bias=None, ScalarType? out_dtype=None, "
@@ -98,6 +98,9 @@ class ActivatedLayer(ProductOperation):
             raise InputError(f"the result is {wanted}; activations are of floats")
         if act in IN_BLOCKS and (wanted.itemsize > 1 or columns % SCALED_BLOCK):
             raise InputError(f"the result is {wanted} of {columns} columns; blocks are of fp8, and of {SCALED_BLOCK}")
+        if act == RESIDUAL and (given.bias is None or given.bias.shape != given.shape or given.bias.dtype != wanted):
+            found = given.bias is not None and f"{given.bias.dtype} {tuple(given.bias.shape)}"
+            raise InputError(f"the residual is {found}; it must be {wanted} {given.shape}, as the result")
         _ = given.scaled  # which refuses factors that are none of the operands'
         return given
 
@@ -105,6 +108,8 @@ class ActivatedLayer(ProductOperation):
         """Return the problem of a linear layer with this epilogue."""
         if not (checked.x.is_contiguous() and checked.w.is_contiguous()):
             return Support("x or w is not contiguous")
+        if checked.act == RESIDUAL and checked.bias is not None and not checked.bias.is_contiguous():
+            return Support("the residual is not contiguous")
         scaled = checked.scaled
         if scaled and checked.bias is not None and checked.act in IN_BLOCKS:
             return Support("a bias beside scale factors and a result in blocks")
@@ -130,6 +135,8 @@ class ActivatedLayer(ProductOperation):
         in_blocks = checked.act in IN_BLOCKS
         plain = (*checked.layer[:3], None) if in_blocks else checked.layer
         product = SCALED.fallback(checked.scaled) if checked.scaled else linear(*plain)
+        if checked.act == RESIDUAL:
+            return product + checked.bias
         if not in_blocks:
             return apply_epilogue(checked.act, product)
         result = torch.zeros_like(self.infer(checked))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from tritongemm.core.epilogues import RESIDUAL
 from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Operand, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, granularity
 from tritongemm.plugins import registry
@@ -141,6 +142,8 @@ def describe_calls(problem: Problem) -> str:
         return f"no call: they are {reason}"
     if problem.epilogue != "none":
         rows = " whose rows of gate and of up alternate (interleave_gate_up)" if problem.fold > 1 else ""
+        if problem.epilogue == RESIDUAL:
+            return "linear_add(x, w, residual) with w [N, K]"
         call = "linear_act_quantize" if problem.in_blocks else "linear_act"
         act = problem.epilogue.removesuffix("block").removesuffix("_")
         scales = "" if problem.a.scaling is None else f", scale_a=…, scale_b=…{_with_factors(problem)}"

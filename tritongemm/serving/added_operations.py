@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.core.epilogues import GATED, RUN, activation_of
+from tritongemm.core.epilogues import GATED, RESIDUAL, RUN, activation_of
 from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.problem import PLAIN
 from tritongemm.operations.contract import Operation, ProductOperation, ReadyCall, every
@@ -172,6 +172,39 @@ def linear_act(
     return _call_act(x, w, act, bias, out_dtype, scale_a, scale_b)
 
 
+def linear_add(
+    x: Tensor,
+    w: Tensor,
+    residual: Tensor,
+    out_dtype: torch.dtype | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+) -> Tensor:
+    """Compute x @ w.T + residual with the tuned kernel for this size, else with the tuned product and an addition.
+
+    Tune such sizes with ``--epilogue add``.
+
+    Args:
+        x: as for `linear_act`.
+        w: as for `linear_act`.
+        residual: [..., N] of the result's type, contiguous for tuned kernels; it is not changed.
+        out_dtype: as for `linear_act`.
+        scale_a: as for `linear_act`.
+        scale_b: as for `linear_act`.
+
+    Returns:
+        [..., N], contiguous, ordered on the current stream.
+
+    Raises:
+        TypeError, InputError, DriverError: as `linear_act`.
+
+    Examples:
+        >>> tritongemm.linear_add(torch.randn(4, 64), torch.randn(32, 64), torch.ones(4, 32)).shape
+        torch.Size([4, 32])
+    """
+    return _call_act(x, w, RESIDUAL, residual, out_dtype, scale_a, scale_b)
+
+
 def linear_act_quantize(
     x: Tensor,
     w: Tensor,
@@ -215,11 +248,17 @@ class _ServedActivation(ActivatedLayer):
     """`linear_act`, whose product is also tuned where no row has the activation beside it, and followed by a kernel."""
 
     def make_fallback(self, checked: ActivatedOperands) -> ReadyCall:
-        """Return what computes gate and up without factors on a GPU in two steps, else what PyTorch computes."""
+        """Return what computes gate and up, or a sum, without factors on a GPU in two steps, else what PyTorch does."""
         plain = checked.scale_a is None and checked.act in GATED and checked.result_type in DTYPE_NAMES
+        if checked.act == RESIDUAL and checked.scale_a is None and checked.x.is_cuda:
+            return _multiply_and_add
         if plain and checked.x.is_cuda and activation_of(checked.act) in ACTIVATIONS and checked.rows:
             return _multiply_and_activate
         return super().make_fallback(checked)
+
+
+def _multiply_and_add(x: Tensor, w: Tensor, act: str, residual: Tensor, *others: Any) -> Tensor:
+    return engine.default.run(x, w, None, others[0]).add_(residual)
 
 
 def _multiply_and_activate(x: Tensor, w: Tensor, act: str, bias: Tensor | None, *others: Any) -> Tensor:

@@ -78,6 +78,8 @@ for layout in ("TT", "NT", "NN"):
 INT4 = CASES["one, weight_64, bf16 int4"]
 CASES["one, halves_32, bf16 int4"] = replace(INT4, b=INT4.b._replace(order="halves_32"))
 CASES["one, silu_mul, bf16"] = Problem(16, 144, 320, *matrices("bf16", layout="TN"), "n", epilogue="silu_mul")
+CASES["one, add, bf16"] = Problem(16, 144, 320, *matrices("bf16", layout="TN"), epilogue="add")
+CASES["one, add, fp8 rows"] = replace(CASES["one, row, fp8e4m3fn"], bias="none", epilogue="add")
 CASES["one, silu_mul, fp8 rows"] = replace(CASES["one, row, fp8e4m3fn"], epilogue="silu_mul")
 KINDS = ("one, dense, bf16", "one, row, fp8e4m3fn", "one, block, fp8e4m3fn", "one, weight_64, bf16 int4",
          "one, silu_mul, bf16",

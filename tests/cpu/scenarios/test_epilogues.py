@@ -100,3 +100,11 @@ def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str) -> No
     problem = Problem(m, 3072, 1024, *matrices("bf16", c=of_c, layout="TN"), epilogue=epilogue)
     kept = prune(space(problem, SM90), problem, SM90).kept
     assert kept and all(triton.check(config, problem, SM90) for config in kept[::7])
+
+
+def test_a_residual_is_added(interpreted: Interpreted) -> None:
+    bf16 = Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue="add")
+    interpreted.check(bf16, [*POINTERS, STREAMED, *DESCRIBED], SM90)
+    interpreted.check(replace(bf16, k=37, n=48), POINTERS, GFX942)
+    with pytest.raises(InputError, match="a matrix is added, and no bias"):
+        replace(bf16, bias="n")

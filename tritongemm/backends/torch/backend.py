@@ -12,7 +12,7 @@ from typing import Any
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import scaled
 from tritongemm.core.config import Config
-from tritongemm.core.epilogues import EPILOGUES
+from tritongemm.core.epilogues import EPILOGUES, RESIDUAL
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Call, Operands
 from tritongemm.core.problem import PLAIN, Operand, Problem
@@ -130,11 +130,12 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
     call = call_of(first, operands | {"c": product})
     if call is None:
         return None
-    c = operands["c"]
+    c, added = operands["c"], operands.get("bias") if problem.epilogue == RESIDUAL else None
     rows, factors = linear_act.parts(c, problem.m) if problem.in_blocks else (c, None)
 
-    def finish(epilogue: str, made: Any, rows: Any, factors: Any) -> Any:
-        done = linear_act.apply_epilogue(epilogue, made.float())
+    def finish(epilogue: str, made: Any, rows: Any, factors: Any, added: Any = None) -> Any:
+        done = made.float() + added.view_as(made) if epilogue == RESIDUAL else made.float()
+        done = linear_act.apply_epilogue(epilogue, done)
         if factors is not None:
             done, found = linear_act.quantize_blocks(done, rows.dtype)
             factors.copy_(found)
@@ -147,13 +148,13 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
     known = {name: _MOST_SIZES for name in limits if hasattr(torch._dynamo.config, name)}
     try:
         with torch._dynamo.config.patch(known):
-            one_kernel(problem.epilogue, product, rows, factors)
+            one_kernel(problem.epilogue, product, rows, factors, added)
     except RuntimeError:  # the machine has no compiler for it
         one_kernel = finish
 
     def compute() -> object:
         made = call()
-        one_kernel(problem.epilogue, made if isinstance(made, torch.Tensor) else product, rows, factors)
+        one_kernel(problem.epilogue, made if isinstance(made, torch.Tensor) else product, rows, factors, added)
         return c
 
     return compute

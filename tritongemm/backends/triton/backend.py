@@ -293,7 +293,7 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     params: list[Param] = []
     for name, descriptor in template_facts.arguments(facts, problem).values():
         if not descriptor:
-            params.append(Param("pointer", name if name != "bias" or problem.bias != "none" else "c"))
+            params.append(Param("pointer", name if name != "bias" or name in problem.operands else "c"))
             continue
         rows, cols = shapes[name] if row_major[name] else shapes[name][::-1]
         rows *= problem.operands[name].batch or 1  # one map covers the batch, whose products follow each other

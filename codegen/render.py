@@ -31,6 +31,7 @@ from tritongemm.codegen.template_facts import (
 from tritongemm.codegen.wrapped_lines import WIDTH, wrap_text
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES, DType
+from tritongemm.core.epilogues import RESIDUAL
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -92,11 +93,11 @@ class KernelFacts:
     @property
     def formula(self) -> str:
         """The formula of C, as a kernel's docstring writes it."""
-        shapes = {"m": "[M, 1]", "n": "[N]"}
+        shapes = {"m": "[M, 1]", "n": "[N]", "mn": "[M, N]"}
         a, b = (f" * {name}" if name in {e.name for e in self.along_k} else "" for name in ("scale_a", "scale_b"))
         after = (f" {e.operator} {e.name}{'' if e.single else shapes[e.along]}" for e in self.extras if e.operator)
         product = f"{f'(a{a})' if a else 'a'}[M, K] @ {f'(b{b})' if b else 'b'}[K, N]" + "".join(after)
-        return product if self.epilogue == "none" else f"{self.epilogue}({product})"
+        return product if self.epilogue in ("none", RESIDUAL) else f"{self.epilogue}({product})"
 
 
 def accumulator(problem: Problem) -> DType:
@@ -139,7 +140,7 @@ def kernel_facts(problem: Problem, target: Target) -> KernelFacts:
         widen=f".to({acc})" if integer and acc == TL["fp32"] else "",
         total=TL["fp32"] if any(e.operator == "*" for e in problem.extras) else acc,
         extras=problem.extras,
-        arguments=operands(problem)[3:-3] + (("bias",) if problem.bias != "none" else ()),
+        arguments=operands(problem)[3:-3] + (("bias",) if "bias" in problem.operands else ()),
         batch_strides=batch_strides(problem),
         compute=_computed_in(problem, compute),
         long_sum=long_sum,
@@ -311,7 +312,7 @@ def _count(problem: Problem, operand: OperandSpec) -> str:
     if operand.name == problem.group_operand:
         return str(problem.group_count)
     along_a = operand.name == "scale_a" or (operand.name == "bias" and problem.bias == "m")
-    extent, scaling = "M" if along_a else "N", operand.scaling
+    extent, scaling = {"mn": "M * N"}.get(operand.along, "M" if along_a else "N"), operand.scaling
     if along_a and problem.masked:
         extent = f"{problem.group_count} * M"
     if scaling is not None:
@@ -331,7 +332,8 @@ def _padded(extent: str, share: int, pad: int) -> str:
 def _meaning(problem: Problem, operand: OperandSpec) -> str:
     """Return what an operand besides A and B is, in a few words behind its type."""
     if operand.name == "bias":
-        return f", one for each {'row' if problem.bias == 'm' else 'column'} of C"
+        each = {"m": "row", "n": "column", "mn": "element"}[operand.along]
+        return f", one for each {each} of C"
     if operand.scaling is None:
         return ": the row behind each group's last" if operand.name == "offsets" else ": the rows of each group"
     scaling = operand.scaling

@@ -60,7 +60,7 @@ class OperandSpec:
     @property
     def along(self) -> str:
         """``m`` for one value per row of C, ``n`` for one per column, ``mn`` for one per element."""
-        return "n" if len(self.shape) == 1 else "m" if self.shape[1] == 1 else "mn"
+        return "n" if len(self.shape) == 1 else "m" if self.scaling or self.shape[1] == 1 else "mn"
 
     @property
     def count(self) -> int:

@@ -41,18 +41,22 @@ def prepare(model: nn.Module, compiled: bool, invariant: bool, gates: bool = Fal
         dispatcher.load_weights(model.parameters(), weight.get_device())
         if compiled:
             serve_compiled_code()
+    except Exception as error:  # The server runs without us, whatever goes wrong here.
+        dispatcher.withdraw()
+        LOG.error("%s: %s; nothing is served by tuned kernels", type(error).__name__, error)
+        return
+    try:
         if gates and (count := vllm_gates.serve(model)):
             LOG.info("gate, up and activation of %d MLPs are one operation, by a kernel where a row says so", count)
         if not lacks_hooks():
             LOG.info("%s", describe(model, invariant))
-    except Exception as error:  # The server runs without us, whatever goes wrong here.
-        dispatcher.withdraw()
-        LOG.error("%s: %s; nothing is served by tuned kernels", type(error).__name__, error)
+    except Exception as error:  # Kernels are loaded: no more than the count of layers is lost.
+        LOG.error("%s: %s; which layers are served can't be said", type(error).__name__, error)
 
 
 def describe(model: nn.Module, invariant: bool = False) -> str:
     """Return how many linear layers and mixtures of experts have tuned kernels, and what computes the others."""
-    why_not = partial(_why_not, invariant)
+    why_not = partial(_look, invariant)
     found: dict[str, Counter[str]] = {"linear layers": Counter(), "mixtures of experts": Counter()}
     for module in model.modules():
         if attribute(module, "quant_method") is None:
@@ -81,6 +85,14 @@ def _is_in_rows(problem: Problem) -> bool:
 
 def _is_grouped(problem: Problem) -> bool:
     return expert_weights(problem) is not None
+
+
+def _look(invariant: bool, layer: Any, *what: Any) -> str:
+    """Return what `_why_not` does; a layer that it can't read costs the others nothing."""
+    try:
+        return _why_not(invariant, layer, *what)
+    except Exception as error:
+        return f"that can't be read ({type(layer).__name__}: {error})"
 
 
 def _why_not(

@@ -71,9 +71,10 @@ def make_hook_of_rows() -> Hook:
 
 def has_factors_of_rows(layer: Any) -> bool:
     """Return whether SGLang multiplies a layer's weight, which it holds transposed, with a factor per row."""
-    weight, scale = layer.weight, attribute(layer, "weight_scale")
+    weight, scale = attribute(layer, "weight"), attribute(layer, "weight_scale")
     return (
-        isinstance(scale, Tensor)
+        isinstance(weight, Tensor)
+        and isinstance(scale, Tensor)
         and weight.dim() == 2
         and weight.dtype == torch.float8_e4m3fn
         and weight.stride(0) == 1

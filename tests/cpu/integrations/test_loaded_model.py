@@ -74,6 +74,8 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.Monke
         "1 with rows that are refused when loaded, 1 of ModelOptFp8LinearMethod"
     )
     theirs = [Mixture(128) for _ in range(4)]
+    for mixture in theirs[2:]:
+        type(mixture.quant_method).__module__ = "sglang.srt"
     for mixture, experts in zip(theirs, ("FlashInferExperts", "TritonExperts"), strict=False):
         mixture.quant_method.moe_kernel = SimpleNamespace(fused_experts=type(experts, (), {})())
     for mixture, is_triton in zip(theirs[2:], (False, True), strict=True):
@@ -82,6 +84,14 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.Monke
     assert loaded_model.describe(nn.ModuleList(theirs)) == (
         "tuned kernels serve 2 of 4 mixtures of experts of ModuleList; the server itself computes "
         "1 of FlashInferExperts, 1 of deep_gemm"
+    )
+    unreadable = LinearBase(torch.ones(256, 128).to(FP8), "Fp8LinearMethod")
+    unreadable.weight_scale_inv = torch.ones(2, 1)
+    unreadable.weight = None
+    type(unreadable.quant_method).linear_kernel = property(lambda method: 1 // 0)
+    assert loaded_model.describe(nn.ModuleList([layers[0], unreadable])) == (
+        "tuned kernels serve 1 of 2 linear layers of ModuleList; the server itself computes "
+        "1 that can't be read (LinearBase: integer division or modulo by zero)"
     )
     unloaded.invariant_weights = frozenset({(256, 128, True)})
     assert loaded_model.describe(nn.ModuleList([*layers[:1], in_blocks]), invariant=True) == (

@@ -79,4 +79,7 @@ def test_gate_and_up_without_a_row_are_a_product_and_a_kernel(gpu_cache: Path, m
     graph.replay()
     torch.cuda.synchronize()
     assert all(verify.deviation(out.double(), exact) < 0.03 for out in outs)
+    q, factors = tritongemm.linear_act_quantize(x, w[:512], "silu_mul")
+    plain = epilogues.apply("silu_mul", torch.nn.functional.linear(x.double(), w[:512].double()))
+    assert verify.deviation(q.double() * factors.double().repeat_interleave(128, 1).view(q.shape), plain) < 0.1
     assert any(ready is added_operations._multiply_and_activate for ready in dispatcher.calls.table.values())

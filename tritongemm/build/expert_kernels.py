@@ -32,6 +32,7 @@ _GROUPS_STORED = 8  # powers of a row that are stored together, at most
 _SORTED_AT_A_TIME = (128, 1024)  # ids that a program looks at together, where there are few and many
 MOST_ROUTED = _SORTED_AT_A_TIME[-1]  # rows that one kernel sorts and gathers
 _COMBINED_AT_A_TIME = 1024  # columns of a token's result
+_PART = 1024  # elements of a row that a program writes, where no factor is of more
 _FEW_COLUMNS = 4096  # of a row that four warps hold
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
@@ -53,8 +54,8 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
     pointers = {"x_ptr": _pointer(dtype_x), "order_ptr": "*i32", **_results(dtype_q, mode)}
     numbers = {"rows": rows, "K": k, "stride": stride, "topk": topk}
     divided = {"K": k, "stride": stride}
-    text, constants = _text(mode), _row_constants(dtype_q, mode, k)
-    return _chosen("gather_rows", pointers, numbers, constants, (rows, 1), divided, text)
+    text, constants = _text(mode), _row_constants(dtype_q, mode, k, _PART)
+    return _chosen("gather_rows", pointers, numbers, constants, _parts(rows, k, constants), divided, text)
 
 
 def choose_route(
@@ -82,8 +83,9 @@ def choose_activate(
     """
     pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q, mode), **_bias(added, dtype_h), "order_ptr": "*i32"}
     biased = {"ACTIVATION": ACTIVATIONS.index(activation), "BIASED": int(added != UNBIASED), "RUN": run}
-    constants, numbers = {**biased, **_row_constants(dtype_q, mode, k)}, {"rows": rows, "K": k, "experts": added[2]}
-    return _chosen("activate_rows", pointers, numbers, constants, (rows, 1), {"K": k}, _text(mode))
+    constants = {**biased, **_row_constants(dtype_q, mode, k, _PART)}
+    numbers, grid = {"rows": rows, "K": k, "experts": added[2]}, _parts(rows, k, constants)
+    return _chosen("activate_rows", pointers, numbers, constants, grid, {"K": k}, _text(mode))
 
 
 def choose_combine(
@@ -135,8 +137,15 @@ def _mode(problem: Problem) -> str | None:
     return "block" if pair in ("block", "block_rows") and problem.a.type.is_fp8 else None
 
 
-def _row_constants(dtype_q: str, mode: str, k: int) -> dict[str, float]:
-    constants = {"MAXIMUM": 0.0, "DEPTH": DEPTH, "CARRY": 0, "LESS": 0, "PAD": 1, "BLOCK": max(DEPTH, _power_of_two(k))}
+def _parts(rows: int, k: int, constants: Mapping[str, float]) -> tuple[int, int]:
+    return rows, cdiv(k, int(constants["BLOCK"]))
+
+
+def _row_constants(dtype_q: str, mode: str, k: int, most: int = 0) -> dict[str, float]:
+    """Return constants of a kernel that writes rows, or `most` elements of them where no factor is of all of a row."""
+    block = max(DEPTH, _power_of_two(k))
+    block = min(block, most) if most and _MODES.get(mode) != 1 else block
+    constants = {"MAXIMUM": 0.0, "DEPTH": DEPTH, "CARRY": 0, "LESS": 0, "PAD": 1, "BLOCK": block}
     if mode not in MX_MODES:
         kind = _INTEGERS if mode and DTYPES[dtype_q].is_integer else _MODES[mode]
         return constants | {"MODE": kind, "MAXIMUM": DTYPES[dtype_q].maximum if mode else 0.0}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.core.epilogues import GATED, RESIDUAL, RUN, activation_of
+from tritongemm.core.epilogues import GATED, IN_BLOCKS, RESIDUAL, RUN, activation_of, rows_of_factors
 from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.problem import PLAIN
 from tritongemm.operations.contract import Operation, ProductOperation, ReadyCall, every
@@ -249,7 +249,8 @@ class _ServedActivation(ActivatedLayer):
 
     def make_fallback(self, checked: ActivatedOperands) -> ReadyCall:
         """Return what computes gate and up, or a sum, without factors on a GPU in two steps, else what PyTorch does."""
-        plain = checked.scale_a is None and checked.act in GATED and checked.result_type in DTYPE_NAMES
+        act = checked.act.removesuffix("_block")
+        plain = checked.scale_a is None and act in GATED and checked.result_type in DTYPE_NAMES
         if checked.act == RESIDUAL and checked.scale_a is None and checked.x.is_cuda:
             return _multiply_and_add
         if plain and checked.x.is_cuda and activation_of(checked.act) in ACTIVATIONS and checked.rows:
@@ -262,10 +263,18 @@ def _multiply_and_add(x: Tensor, w: Tensor, act: str, residual: Tensor, *others:
 
 
 def _multiply_and_activate(x: Tensor, w: Tensor, act: str, bias: Tensor | None, *others: Any) -> Tensor:
-    made = engine.default.run(x, w, bias, others[0])
+    in_blocks = act in IN_BLOCKS
+    made = engine.default.run(x, w, bias, None if in_blocks else others[0])
+    rows, dtype = made.flatten(0, -2), others[0] if in_blocks else made.dtype
     with torch.cuda.device(x.get_device()):
-        done, _ = steps_for(made).activate(made.flatten(0, -2), activation_of(act), "", made.dtype, run=RUN)
-    return done.view(*made.shape[:-1], -1)
+        steps = steps_for(made)
+        done, of_done = steps.activate(rows, activation_of(act), "block" if in_blocks else "", dtype, run=RUN)
+    if of_done is None:
+        return done.view(*made.shape[:-1], -1)
+    result = done.new_empty((len(rows) + rows_of_factors(len(rows)), done.shape[1]))
+    for part, found in zip(parts(result, len(rows)), (done, of_done.T), strict=True):
+        part.copy_(found)
+    return result
 
 
 _call = make_function(FOUR_BIT_LAYER)

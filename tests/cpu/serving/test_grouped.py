@@ -235,7 +235,7 @@ class Interpreted(MoeKernels):
 torch.manual_seed(0)
 moe_kernels = Interpreted(None, {})
 expert_kernels._SORTED_AT_A_TIME = 16, 64
-for tokens, topk, experts, k in ((3, 2, 5, 256), (9, 4, 9, 384)):
+for tokens, topk, experts, k in ((3, 2, 5, 1152), (9, 4, 9, 384)):
     ids = torch.randint(-1, experts + 1, (tokens, topk))
     ours, theirs = moe_kernels.sort(ids, experts), mixture_steps.sort(ids, experts)
     for one, other in zip(ours, theirs):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.integrations import sglang_fp8, vllm_fp8_rows, vllm_gates, vllm_moe
+from tritongemm.integrations import sglang_fp8, vllm_fp8_rows, vllm_gates, vllm_moe, vllm_w4
 from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, factors_of_experts, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
@@ -58,20 +58,24 @@ def describe(model: nn.Module, invariant: bool = False) -> str:
     """Return how many linear layers and mixtures of experts have tuned kernels, and what computes the others."""
     why_not = partial(_look, invariant)
     found: dict[str, Counter[str]] = {"linear layers": Counter(), "mixtures of experts": Counter()}
+    twice = 0
     for module in model.modules():
         if attribute(module, "quant_method") is None:
             continue
         if any(kind.__name__ in _LAYERS for kind in type(module).__mro__):
-            found["linear layers"][why_not(module, "weight", is_layer, _is_in_blocks)] += 1
+            left = attribute(module, vllm_w4.LEFT)
+            found["linear layers"][why_not(module, "weight", is_layer, _is_in_blocks) if left is None else left] += 1
+            twice += sum(one.nbytes for name in vllm_w4.KEPT if (one := attribute(module, name)) is not None)
         elif isinstance(attribute(module, "w13_weight"), Tensor):
             reasons = [why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
             other = _mixture_is_of(module.quant_method)
             found["mixtures of experts"][f"of {other}" if other else max(reasons)] += 1
     parts = [f"{reasons['']} of {reasons.total()} {kind}" for kind, reasons in found.items() if reasons]
-    left = sum(found.values(), Counter[str]())
-    del left[""]
-    others = ", ".join(f"{count} {reason}" for reason, count in left.most_common())
+    unserved = sum(found.values(), Counter[str]())
+    del unserved[""]
+    others = ", ".join(f"{count} {reason}" for reason, count in unserved.most_common())
     rest = f"; the server itself computes {others}" if others else ""
+    rest += f"; weights of four bits are kept in the tables' order too, {twice / 2**20:.0f} MiB" if twice else ""
     return f"tuned kernels serve {' and '.join(parts) or 'no layer'} of {type(model).__name__}{rest}"
 
 

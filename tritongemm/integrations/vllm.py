@@ -39,6 +39,7 @@ def register() -> None:
         "plain linear layer": (_hook_layers, bool(digest)),
         "fp8 layer in blocks": (_hook_blocks, process.serves_scales()),
         "fp8 layer with a factor per row or tensor": (_hook_rows, process.serves_scales()),
+        "int4 layer": (_hook_int4, process.serves_four_bits()),
         "mixture of experts": (_hook_mixtures, process.serves_experts()),
         "compiled layer": (_hook_loading, bool(digest)),
     }
@@ -68,6 +69,7 @@ def _name_graphs(digest: str) -> None:
     traced = (
         process.serves_scales()
         or process.serves_gates()
+        or process.serves_four_bits()
         or settings.server_invariant()
         or torch.version.hip is not None
     )
@@ -131,6 +133,15 @@ def _hook_blocks(invariant: bool = False) -> None:
     from tritongemm.integrations import vllm_fp8
 
     vllm_fp8.hook(linear, invariant)
+
+
+def _hook_int4() -> None:
+    """Serve vLLM's layers of int4 by tuned kernels."""
+    from vllm.model_executor.kernels import linear
+
+    from tritongemm.integrations import vllm_w4
+
+    vllm_w4.hook(linear)
 
 
 def _hook_mixtures() -> None:

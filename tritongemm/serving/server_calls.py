@@ -22,9 +22,11 @@ from torch import Tensor
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.served_call import Resolution
+from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
+from tritongemm.serving.added_operations import linear_w4
 from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands, compute, find_layout
@@ -72,6 +74,28 @@ def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tens
         given = ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
         dispatcher.resolve(SCALED, ready_key, given)
     return ours()
+
+
+def four_bits_or(operands: FourBitOperands, otherwise: Call) -> Tensor:
+    """Return a product of a weight of four bits by a tuned kernel, or by `otherwise` where no row serves its M or that
+    is faster.
+    """
+    x, weight, scale, order, bias, *_ = operands
+    dispatcher = default_dispatcher()
+    kind = x.dtype, weight.shape, scale.shape, order, x.get_device()
+    key = ("four bits", x.shape, bias is None, *kind)
+    table: dict[Any, Any] = dispatcher.calls.table
+    known: bool | None = table.get(key)
+    if known is None:
+        if not dispatcher.packed_weights or not x.is_cuda:
+            return otherwise()
+        resolution = dispatcher.ask(FOUR_BIT_LAYER, FOUR_BIT_LAYER.check(operands)).resolution
+        known = resolution.kind not in NOT_TUNED
+        if resolution.lasting:
+            keep(table, key, known)
+    ours = partial(linear_w4, *operands[:5])
+    of_race = ("product", (x.numel() // x.shape[-1]).bit_length(), x.dtype, *kind[1:])
+    return (ours if known and pays(of_race, lambda: (ours, otherwise)) else otherwise)()
 
 
 def mixture_or(

@@ -97,6 +97,38 @@ def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return kinds
 
 
+def install_vllm_int4(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """A kernel of vLLM's for int4, which answers 6, of its own weight, and its bias, which it reverses; and another."""
+
+    class MarlinLinearKernel:
+        w_q_name, w_s_name, w_zp_name, w_gidx_name = "qweight", "scales", "qzeros", None
+
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+        def _get_weight_params(self, layer: Any) -> tuple[Any, ...]:
+            return layer.qweight, layer.scales, getattr(layer, "qzeros", None), None
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            layer.qweight = torch.nn.Parameter(torch.full((3,), 6), requires_grad=False)
+            layer.scales = torch.nn.Parameter(torch.empty(1), requires_grad=False)
+            self.workspace = torch.zeros(1)
+            if layer.bias is not None:
+                layer.bias.data = layer.bias.data.flip(0)
+
+        def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            answer = x.new_empty(x.shape[0], self.config.partition_weight_shape[1]).fill_(0) + layer.qweight[0]
+            self.workspace.add_(1)
+            return answer.to(x.dtype) if bias is None else (answer + bias.flip(0)).to(x.dtype)
+
+    class HummingLinearKernel(MarlinLinearKernel):
+        pass
+
+    kinds = MarlinLinearKernel, HummingLinearKernel
+    _module(monkeypatch, "vllm.model_executor.kernels.linear", _POSSIBLE_KERNELS={"CUDA": list(kinds)})
+    return kinds
+
+
 class HookType(Enum):
     """How SGLang calls a hook."""
 

@@ -1,0 +1,115 @@
+"""Layers of int4 of vLLM: tuned kernels stand before the server's own, which computes the rest."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cpu.operations.test_four_bit_weights import COMPRESSED, GPTQ, GROUP, HALF, NUMBERS, OF_COMPRESSED, K, N
+from tests.cpu.serving.test_patch_w4 import rows
+from tests.support.fakes.servers import install_vllm, install_vllm_int4
+from tritongemm.formats import results_format
+from tritongemm.integrations import loaded_model, vllm
+from tritongemm.numerics.verify import deviation
+from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
+from tritongemm.serving import server_calls
+from tritongemm.serving.dispatcher import Dispatcher
+
+EXACT = (NUMBERS - 8) * HALF.double().t().repeat_interleave(GROUP, 1)
+
+
+class LinearBase(nn.Module):  # type: ignore[misc]
+    """A layer as vLLM makes it, with the parameters of a checkpoint."""
+
+    def __init__(self, kind: Any, zero_points: bool = False, of_gptq: bool = False, **facts: Any) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.arange(N).bfloat16(), requires_grad=False)
+        self.qweight = nn.Parameter(GPTQ if of_gptq else COMPRESSED, requires_grad=False)
+        self.scales = nn.Parameter(HALF if of_gptq else HALF.t(), requires_grad=False)
+        if zero_points:
+            self.qzeros = nn.Parameter(OF_COMPRESSED, requires_grad=False)
+        for parameter in self.parameters():
+            parameter.output_dim = int(of_gptq)
+        if zero_points:
+            self.qzeros.output_dim = 0
+        number = SimpleNamespace(
+            size_bits=4, bias=8, has_bias=lambda: not zero_points, is_floating_point=bool, is_signed=bool
+        )
+        config = {"weight_type": number, "act_type": torch.bfloat16, "partition_weight_shape": (K, N)}
+        config |= {"zero_points": zero_points, "has_g_idx": False} | facts
+        self.kernel = kind(SimpleNamespace(**config))
+        self.quant_method = SimpleNamespace(kernel=self.kernel)
+
+    def load(self) -> Any:
+        self.kernel.process_weights_after_loading(self)
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return self.kernel.apply_weights(self, x, self.bias)
+
+
+@pytest.fixture
+def kinds(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """vLLM's kernels, served by a table; products of 4 rows have one."""
+
+    def four_bits_or(operands: FourBitOperands, otherwise: Any) -> Tensor:
+        if operands.x.shape[0] != 4:
+            result: Tensor = otherwise()
+            return result
+        return FOUR_BIT_LAYER.fallback(FOUR_BIT_LAYER.check(operands))
+
+    monkeypatch.setattr(server_calls, "four_bits_or", four_bits_or)
+    file = tmp_path / "tuned.yaml"
+    table = [rows("halves_32"), rows("halves_32", m=8), rows(), rows(more="_zeros")]
+    file.write_text(results_format().write(table), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    install_vllm(monkeypatch)
+    found = install_vllm_int4(monkeypatch)
+    for _ in range(2):
+        vllm.register()
+    return found
+
+
+def test_layers_with_a_row_are_served_and_the_servers_kernel_computes_the_rest(kinds: tuple[Any, Any]) -> None:
+    kind, other = kinds
+    layers = [LinearBase(kind).load(), LinearBase(kind, of_gptq=True).load(), LinearBase(kind, zero_points=True).load()]
+    x, bias = torch.randn(4, K).bfloat16(), torch.arange(N).double()
+    for layer in layers:
+        if layer is layers[2]:
+            zeros = layer.tritongemm_w4_scale[:, 1].double() + 8
+            exact = (NUMBERS - zeros.t().repeat_interleave(GROUP, 1)) * HALF.double().t().repeat_interleave(GROUP, 1)
+        else:
+            exact = EXACT
+            assert layer.tritongemm_w4_order == "halves_32"
+        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+        for call in (layer, compiled):
+            assert deviation(call(x), x.double() @ exact.t() + bias) < 1e-2
+            assert torch.equal(call(x[:3]), (6 + bias).bfloat16().expand(3, N))
+    assert layers[0].state_dict().keys() == {"bias", "qweight", "scales"}
+    kept = layers[0].tritongemm_w4_weight.data_ptr()
+    again = LinearBase(kind)
+    layers[0].qweight, layers[0].scales = again.qweight, again.scales
+    assert layers[0].load().tritongemm_w4_weight.data_ptr() == kept  # which graphs read
+    left = [
+        LinearBase(other), LinearBase(kind, has_g_idx=True), LinearBase(kind, act_type=torch.int8),
+        LinearBase(kind, partition_weight_shape=(K, 8)),
+    ]  # fmt: skip
+    for layer in left:
+        layer.load()
+        assert bool((layer.kernel.apply_weights(layer, x) == 6).all())
+    assert loaded_model.describe(nn.ModuleList([*layers, *left])) == (
+        "tuned kernels serve 3 of 7 linear layers of ModuleList; the server itself computes 1 of HummingLinearKernel, "
+        f"1 of int4 with desc_act, 1 of int4 with activations of torch.int8, 1 with no row of int4 for N=8, K={K}; "
+        "weights of four bits are kept in the tables' order too, 0 MiB"
+    )
+
+
+def test_a_weight_that_is_refused_stays_the_servers(kinds: tuple[Any, Any]) -> None:
+    layer = LinearBase(kinds[0])
+    layer.scales.data[0, 0] = float("nan")
+    layer.load()
+    assert layer.tritongemm_w4_left.startswith("of int4 that is refused: the scale factors hold NaN")
+    assert torch.equal(layer(torch.ones(4, K).bfloat16())[0], (6 + torch.arange(N)).bfloat16())

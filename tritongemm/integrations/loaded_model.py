@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.integrations import sglang_fp8, vllm_fp8_rows, vllm_gates, vllm_moe, vllm_w4
+from tritongemm.integrations import int4_layers, sglang_fp8, vllm_fp8_rows, vllm_gates, vllm_moe
 from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, factors_of_experts, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
@@ -63,9 +63,9 @@ def describe(model: nn.Module, invariant: bool = False) -> str:
         if attribute(module, "quant_method") is None:
             continue
         if any(kind.__name__ in _LAYERS for kind in type(module).__mro__):
-            left = attribute(module, vllm_w4.LEFT)
+            left = attribute(module, int4_layers.LEFT)
             found["linear layers"][why_not(module, "weight", is_layer, _is_in_blocks) if left is None else left] += 1
-            twice += sum(one.nbytes for name in vllm_w4.KEPT if (one := attribute(module, name)) is not None)
+            twice += sum(one.nbytes for name in int4_layers.KEPT if (one := attribute(module, name)) is not None)
         elif isinstance(attribute(module, "w13_weight"), Tensor):
             reasons = [why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
             other = _mixture_is_of(module.quant_method)

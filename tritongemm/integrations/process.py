@@ -171,17 +171,6 @@ def serves_four_bits() -> bool:
     return captures() or bool(default_dispatcher().packed_weights)
 
 
-def keep_weights(layer: Any, tensors: Mapping[str, Tensor | None]) -> None:
-    """Keep tensors in a layer's buffers, which no state dict has; where there are such, in their memory, for graphs."""
-    for name, tensor in tensors.items():
-        kept = attribute(layer, name)
-        both = isinstance(kept, Tensor) and isinstance(tensor, Tensor)
-        if both and (kept.shape, kept.device) == (tensor.shape, tensor.device):
-            kept.copy_(tensor)
-        else:
-            layer.register_buffer(name, tensor, persistent=False)
-
-
 def serves_weight(w: Tensor) -> bool:
     """Return whether a record of a linear layer has a weight's N and K."""
     return w.dim() == 2 and (w.shape[0], w.shape[1]) in default_dispatcher().layer_weights

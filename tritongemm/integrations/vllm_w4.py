@@ -15,24 +15,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tritongemm.core.errors import InputError
-from tritongemm.integrations.process import attribute, define_opaque, guarded, keep_weights, plain, require_parameters
+from tritongemm.core.dtypes import INT4_ZERO
+from tritongemm.integrations import int4_layers
+from tritongemm.integrations.process import attribute, define_opaque, guarded, plain, require_parameters
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_compressed_tensors
-from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
+from tritongemm.operations.linear_w4 import FourBitOperands
 from tritongemm.serving import server_calls
-from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.served_w4 import choose
 
 KERNELS: Final = ("MacheteLinearKernel", "MarlinLinearKernel", "TritonW4A16LinearKernel")
-KEPT: Final = ("tritongemm_w4_weight", "tritongemm_w4_scale", "tritongemm_w4_bias")  # buffers of a layer
-LEFT: Final = "tritongemm_w4_left"  # attribute of a layer: why it is not served
-_ORDER, _NUMBER = "tritongemm_w4_order", "tritongemm_w4_kernel"  # of the weight; of what computes without a row
+_NUMBER: Final = "tritongemm_w4_kernel"  # attribute of a layer: the number of what computes it without a row
 _WORKSPACE: Final = "workspace"  # of a Marlin kernel, whose launches must not share it
 _SCHEMA = (
     "(Tensor x, Tensor weight, Tensor scale, str order, Tensor? bias, Tensor? own_bias, Tensor[] own, int kernel) "
     "-> Tensor"
 )
-_SYMMETRIC = 8  # what is subtracted from the bits of a weight without zero points
 
 ServerMethod = Callable[..., Tensor]  # of a kernel, a layer, x and a bias
 
@@ -53,32 +49,27 @@ class Int4Kernels:
         """Wrap the methods of one of vLLM's classes of kernels, and convert weights before it does."""
         convert = kind.process_weights_after_loading
         original = kind.apply_weights
-        prepare = guarded("vLLM", "int4 layer", _convert)
+        prepare: Callable[..., PackedWeight | str | None] = guarded("vLLM", "int4 layer", _convert)
 
         @wraps(convert)
         def converted(kernel: Any, layer: Any) -> None:
             found = prepare(kernel, layer)
+            int4_layers.keep(layer, found)
             convert(kernel, layer)
-            setattr(layer, LEFT, found if isinstance(found, str) else "")
-            if isinstance(found, tuple):
-                packed, bias = found
-                keep_weights(layer, dict(zip(KEPT, (packed.weight, packed.scale, bias), strict=True)))
-                setattr(layer, _ORDER, packed.order)
+            if isinstance(found, PackedWeight):
                 setattr(layer, _NUMBER, self._enlist(kernel, original, layer))
 
         @wraps(original)
         def served(kernel: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-            number, weight = attribute(layer, _NUMBER), attribute(layer, KEPT[0])
-            if number is None or x.dtype != kernel.config.act_type or (bias is not None and bias is not layer.bias):
+            operands = int4_layers.operands(layer, x, bias)
+            if operands is None:
                 return original(kernel, layer, x, bias)
-            names = self._kernels[number][2]
-            scale, unpermuted = attribute(layer, KEPT[1]), None if bias is None else attribute(layer, KEPT[2])
             if torch.compiler.is_compiling():
+                number = attribute(layer, _NUMBER)
+                *_, names = self._kernels[number]
                 own = [attribute(kernel if name == _WORKSPACE else layer, name) for name in names]
-                order = attribute(layer, _ORDER)
-                result: Tensor = self.operation(x, weight, scale, order, unpermuted, bias, own, number)
+                result: Tensor = self.operation(*operands[:5], bias, own, number)
                 return result
-            operands = FourBitOperands(x, weight, scale, attribute(layer, _ORDER), unpermuted)
             return server_calls.four_bits_or(operands, partial(original, kernel, layer, x, bias))
 
         require_parameters(original, served)
@@ -118,16 +109,14 @@ def _infer(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _convert(kernel: Any, layer: Any) -> tuple[PackedWeight, Tensor | None] | str:
-    """Return a layer's weight for its rows, with a copy of its bias, which Marlin permutes; or why there is none."""
-    config, dispatcher = kernel.config, default_dispatcher()
+def _convert(kernel: Any, layer: Any) -> PackedWeight | str:
+    """Return a layer's weight for its rows, or why it is not served."""
+    config = kernel.config
     number, (k, n) = config.weight_type, config.partition_weight_shape
-    zero = number.bias if number.has_bias() else _SYMMETRIC
+    zero = number.bias if number.has_bias() else INT4_ZERO
     if type(kernel).__name__ not in KERNELS:
         return f"of {type(kernel).__name__}"
-    if config.act_type not in ACTIVATIONS:
-        return f"of int4 with activations of {config.act_type}"
-    if number.size_bits != 4 or number.is_floating_point() or number.is_signed() or zero != _SYMMETRIC:
+    if number.size_bits != 4 or number.is_floating_point() or number.is_signed() or zero != INT4_ZERO:
         return f"of {number}"
     if config.has_g_idx:
         return "of int4 with desc_act"
@@ -136,20 +125,10 @@ def _convert(kernel: Any, layer: Any) -> tuple[PackedWeight, Tensor | None] | st
     weight, scale, zeros, _ = kernel._get_weight_params(layer)
 
     def pack(dtype: torch.dtype, order: str) -> PackedWeight:
-        by_columns = [_by_columns(one) for one in (weight, scale)]
         of_zeros = _by_columns(zeros) if config.zero_points else None
-        return pack_compressed_tensors(*by_columns, of_zeros, dtype=dtype, order=order)
+        return pack_compressed_tensors(_by_columns(weight), _by_columns(scale), of_zeros, dtype=dtype, order=order)
 
-    try:
-        packed = choose(dispatcher.packed_weights, (n, k), config.act_type, pack)
-    except InputError as error:
-        return f"of int4 that is refused: {error}"
-    if isinstance(packed, str):
-        return f"with {packed}"
-    if packed.scale.dtype != config.act_type:
-        return f"with no row of int4 for N={n}, K={k} in {config.act_type}"
-    bias = attribute(layer, "bias")
-    return packed, None if bias is None else bias.detach().clone()
+    return int4_layers.find((n, k), config.act_type, pack)
 
 
 def _by_columns(parameter: Any) -> Tensor:

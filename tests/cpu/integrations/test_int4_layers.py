@@ -1,4 +1,4 @@
-"""Layers of int4 of vLLM: tuned kernels stand before the server's own, which computes the rest."""
+"""Layers of int4 of vLLM and SGLang: tuned kernels stand before the server's own, which computes the rest."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,17 +8,36 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cpu.operations.test_four_bit_weights import COMPRESSED, GPTQ, GROUP, HALF, NUMBERS, OF_COMPRESSED, K, N
+from tests.cpu.operations.test_four_bit_weights import (
+    AWQ,
+    COMPRESSED,
+    GPTQ,
+    GROUP,
+    HALF,
+    NUMBERS,
+    OF_AWQ,
+    OF_COMPRESSED,
+    ZEROS,
+    K,
+    N,
+)
 from tests.cpu.serving.test_patch_w4 import rows
-from tests.support.fakes.servers import install_vllm, install_vllm_int4
+from tests.support.fakes.servers import install_sglang, install_sglang_int4, install_vllm, install_vllm_int4
 from tritongemm.formats import results_format
-from tritongemm.integrations import loaded_model, vllm
+from tritongemm.integrations import loaded_model, sglang, vllm
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
 
 EXACT = (NUMBERS - 8) * HALF.double().t().repeat_interleave(GROUP, 1)
+
+
+def number(zero_points: bool) -> Any:
+    """A type as both servers name those of weights."""
+    return SimpleNamespace(
+        size_bits=4, bias=8, has_bias=lambda: not zero_points, is_floating_point=bool, is_signed=bool
+    )
 
 
 class LinearBase(nn.Module):  # type: ignore[misc]
@@ -35,10 +54,7 @@ class LinearBase(nn.Module):  # type: ignore[misc]
             parameter.output_dim = int(of_gptq)
         if zero_points:
             self.qzeros.output_dim = 0
-        number = SimpleNamespace(
-            size_bits=4, bias=8, has_bias=lambda: not zero_points, is_floating_point=bool, is_signed=bool
-        )
-        config = {"weight_type": number, "act_type": torch.bfloat16, "partition_weight_shape": (K, N)}
+        config = {"weight_type": number(zero_points), "act_type": torch.bfloat16, "partition_weight_shape": (K, N)}
         config |= {"zero_points": zero_points, "has_g_idx": False} | facts
         self.kernel = kind(SimpleNamespace(**config))
         self.quant_method = SimpleNamespace(kernel=self.kernel)
@@ -52,8 +68,8 @@ class LinearBase(nn.Module):  # type: ignore[misc]
 
 
 @pytest.fixture
-def kinds(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """vLLM's kernels, served by a table; products of 4 rows have one."""
+def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    """A process with a table of int4, of which products of 4 rows are served."""
 
     def four_bits_or(operands: FourBitOperands, otherwise: Any) -> Tensor:
         if operands.x.shape[0] != 4:
@@ -66,6 +82,12 @@ def kinds(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch)
     table = [rows("halves_32"), rows("halves_32", m=8), rows(), rows(more="_zeros")]
     file.write_text(results_format().write(table), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    return unloaded
+
+
+@pytest.fixture
+def kinds(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """vLLM's kernels, served by a table."""
     install_vllm(monkeypatch)
     found = install_vllm_int4(monkeypatch)
     for _ in range(2):
@@ -105,6 +127,40 @@ def test_layers_with_a_row_are_served_and_the_servers_kernel_computes_the_rest(k
         f"1 of int4 with desc_act, 1 of int4 with activations of torch.int8, 1 with no row of int4 for N=8, K={K}; "
         "weights of four bits are kept in the tables' order too, 0 MiB"
     )
+
+
+def test_sglangs_schemes_are_served_and_marlin_computes_the_rest(
+    table: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, _, mode = install_sglang(monkeypatch)
+    schemes = install_sglang_int4(monkeypatch)
+    for _ in range(2):
+        sglang.register()
+    registry.apply_hooks()
+    config = dict(partition_weight_shape=(K, N), zero_points=False, has_g_idx=False, weight_type=number(False))
+    kernel_config = SimpleNamespace(**config)
+    x, zero = torch.randn(4, K).bfloat16(), ZEROS.t().repeat_interleave(GROUP, 1)
+    factors = HALF.double().t().repeat_interleave(GROUP, 1)
+    cases = [
+        ("GPTQMarlinLinearScheme", {"kernel": SimpleNamespace(kernel_config=kernel_config)}, EXACT,
+         {"qweight": GPTQ, "scales": HALF}),
+        ("AWQMarlinLinearScheme", {"quant_config": SimpleNamespace(quant_type=number(True))},
+         (NUMBERS - zero) * factors, {"qweight": AWQ, "scales": HALF, "qzeros": OF_AWQ}),
+        ("CompressedTensorsWNA16", {"kernel_config": kernel_config}, EXACT,
+         {"weight_packed": COMPRESSED, "weight_scale": HALF.t()}),
+    ]  # fmt: skip
+    for name, facts, exact, tensors in cases:
+        layer, scheme = nn.Module(), schemes[name](**facts)
+        layer.n = N
+        for key, tensor in tensors.items():
+            layer.register_parameter(key, nn.Parameter(tensor, requires_grad=False))
+        scheme.process_weights_after_loading(layer)
+        assert layer.tritongemm_w4_left == ""
+        assert deviation(scheme.apply_weights(layer, x, None), x.double() @ exact.t()) < 1e-2, name
+        assert bool((scheme.apply_weights(layer, x[:3], None) == 6).all())
+        mode.is_batch_invariant_mode_enabled = lambda: True
+        assert bool((scheme.apply_weights(layer, x, None) == 6).all())
+        mode.is_batch_invariant_mode_enabled = lambda: False
 
 
 def test_a_weight_that_is_refused_stays_the_servers(kinds: tuple[Any, Any]) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tritongemm.integrations import sglang_w4
+
 
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """(`vllm.envs`, `vllm.model_executor.layers.utils`), which can be imported until the test ends."""
@@ -94,6 +96,29 @@ def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     ops, place = SimpleNamespace(cutlass_scaled_mm=cutlass_scaled_mm), "vllm.model_executor.kernels.linear.scaled_mm"
     kind = CutlassFP8ScaledMMLinearKernel
     _module(monkeypatch, f"{place}.cutlass", CutlassFP8ScaledMMLinearKernel=kind, ops=ops)
+    return kinds
+
+
+def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """SGLang's schemes for int4, by their names, which answer 6 and forget the weight that was loaded."""
+
+    class Scheme:
+        def __init__(self, **facts: Any) -> None:
+            vars(self).update(facts)
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            for name, _ in list(layer.named_parameters()):
+                delattr(layer, name)
+
+        def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+            return x.new_full((x.shape[0], layer.n), 6)
+
+    kinds = {}
+    for place in sglang_w4.SCHEMES:
+        module, _, name = place.rpartition(".")
+        members = {key: vars(Scheme)[key] for key in ("__init__", sglang_w4.LOADING, sglang_w4.CALL)}
+        kinds[name] = type(name, (), members)
+        _module(monkeypatch, module, **{name: kinds[name]})
     return kinds
 
 

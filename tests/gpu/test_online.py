@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support import ROOT
-from tritongemm.serving.online_store import CSV_FILE, CSV_HEADER, FILE
+from tritongemm.serving.online import CSV_FILE, CSV_HEADER, FILE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

@@ -26,9 +26,8 @@ from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving import online_race
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import FastCall
-from tritongemm.serving.online import OnlineBudget, OnlineKernel, OnlineTuner
+from tritongemm.serving.online import CSV_FILE, CSV_HEADER, FILE, OnlineBudget, OnlineKernel, OnlineStore, OnlineTuner
 from tritongemm.serving.online_race import AlgorithmRace, Run
-from tritongemm.serving.online_store import CSV_FILE, CSV_HEADER, FILE, OnlineStore
 from tritongemm.system import settings
 
 SIZE = problem(6, 20, 32, "n", "fp32")

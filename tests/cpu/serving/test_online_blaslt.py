@@ -17,9 +17,8 @@ from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
 from tritongemm.serving.launching import FastCall
-from tritongemm.serving.online import OnlineBudget, OnlineKernel, OnlineTuner
+from tritongemm.serving.online import CSV_FILE, FILE, OnlineBudget, OnlineKernel, OnlineStore, OnlineTuner
 from tritongemm.serving.online_race import AlgorithmRace, Run
-from tritongemm.serving.online_store import CSV_FILE, FILE, OnlineStore
 
 CALLS = [CallSignature(problem(6, 16, 32, bias, "fp32"), "tf32") for bias in ("none", "n")]
 

@@ -11,8 +11,8 @@ from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.serving import online_store
-from tritongemm.serving.online_store import CSV_FILE, CSV_HEADER, FILE, OnlineStore
+from tritongemm.serving import online
+from tritongemm.serving.online import CSV_FILE, CSV_HEADER, FILE, OnlineStore
 
 SIZE = problem(6, 20, 32, "n", "fp32")
 
@@ -86,7 +86,7 @@ def test_another_programs_file_is_not_touched(tmp_path: Path) -> None:
 
 def test_types_as_the_file_writes_them() -> None:
     def types(dtype: str) -> list[str]:
-        row = online_store.csv_row(problem(16, 1280, 8192, dtype=dtype), kept(SIZE).config).split(",")
+        row = online.csv_row(problem(16, 1280, 8192, dtype=dtype), kept(SIZE).config).split(",")
         return [row[7], row[10], row[13], row[16]]
 
     assert types("bf16") == ["bf16_r"] * 3 + ["f32_r"] and types("fp16") == ["f16_r"] * 3 + ["f32_r"]

@@ -18,6 +18,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.serving import shipped_tables, winners
+from tritongemm.tune.m_table import split_at_steps
 
 _HEAD = "# made: "
 _LEAST_GAIN = 1.02  # of a library's algorithm, else PyTorch's own choice serves, which follows the installed library
@@ -37,7 +38,7 @@ def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.
     tables: dict[Any, list[Record]] = {}
     for record in records:
         tables.setdefault(record.problem.at(1), []).append(_worthwhile(record))
-    packed = {problem: list(_joined(rows, target)) for problem, rows in tables.items()}
+    packed = {problem: list(_joined(split_at_steps(rows), target)) for problem, rows in tables.items()}
     rows = [{**_result(record), "m": record.problem.m} for table in packed.values() for record in table]
     common = {k: v for k, v in rows[0].items() if all(row.get(k) == v for row in rows)}
     data = {

@@ -1,7 +1,7 @@
 """A table over M of one product: measurements at some M, the range of M that each result serves, and its regret."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import fmean
@@ -10,6 +10,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.record import Record
 
 MOST_REGRET = 0.03  # A range whose result is further from the best than this share at one of its M is split.
+_STEP = 64
 _NOISE = 0.01  # the library is called faster at a held-out M where it takes less time by more than this share
 
 
@@ -78,7 +79,7 @@ class MTable:
             held_out = {o: numbers for o, numbers in seen.items() if numbers is not None}
             found.append(replace(record, m_from=min(start, m), held_out=held_out))
             start = m + 1
-        return found
+        return list(split_at_steps(found))
 
     def _library_is_safer(self, record: Record, inside: Iterable[int], lost: Mapping[str, float]) -> bool:
         """Say whether the library is faster at a held-out M of a row's range, or the row's gain is lost on average.
@@ -102,6 +103,27 @@ class MTable:
             if row and gain and share and not library_serves(row.record):
                 seen.setdefault(row.record.config.backend, []).append(max(0.0, 1 - share / gain))
         return {backend: fmean(shares) for backend, shares in seen.items()}
+
+
+def split_at_steps(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the rows of a table, where the library serves the lower part of a range that has a step of its time inside.
+
+    Tiles of most heights fit a multiple of 64 exactly, so that times jump behind it. A row is raced at its largest M,
+    behind the step; where its kernel takes longer there than the library did at the row below, the library is expected
+    to be faster up to the step. That part has the times of the row below.
+    """
+    below: Record | None = None
+    for record in sorted(records, key=lambda one: one.problem.m):
+        step = (record.problem.m - 1) // _STEP * _STEP
+        is_ours = _gain(record) is not None and not record.order and not library_serves(record)
+        was_faster = below is not None and (below.library_seconds or inf) < record.seconds
+        if below and below.library and is_ours and was_faster and below.problem.m < record.m_from <= step:
+            lower = below.problem.at(step)
+            yield replace(below, problem=lower, winner=below.library, m_from=record.m_from, held_out={})
+            seen = {m: numbers for m, numbers in record.held_out.items() if int(m) > step}
+            record = replace(record, m_from=step + 1, held_out=seen)
+        yield record
+        below = record
 
 
 def library_serves(record: Record) -> bool:

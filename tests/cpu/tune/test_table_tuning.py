@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import reports
 from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, take
 from tritongemm.core.artifact import Artifact
@@ -23,7 +24,7 @@ from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tune.expectation import Expectation
-from tritongemm.tune.m_table import MeasuredM, MTable
+from tritongemm.tune.m_table import MeasuredM, MTable, split_at_steps
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.table_tuning import TableTuning
 from tritongemm.tune.task import make_record
@@ -216,3 +217,22 @@ def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
     (served,) = table.records()
     assert served.winner == winner
     assert served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)
+
+
+def test_the_library_serves_up_to_a_step_of_its_time_inside_a_range() -> None:
+    """Its tiles fit M of 512 as well as 504, where it takes less time than a row raced at 528 does at any of its M."""
+    of = {504: (1.5e-4, 1.54e-4, 481), 528: (1.71e-4, 1.76e-4, 505), 576: (1.74e-4, 1.92e-4, 529)}
+    rows = [
+        reports.result(
+            reports.problem(m), ours, library_seconds=theirs, m_from=start, held_out={str(m - 20): [0.0, 1.0]}
+        )
+        for m, (ours, theirs, start) in of.items()
+    ]
+    found = [(r.m_from, r.problem.m, r.winner == r.library, sorted(r.held_out)) for r in split_at_steps(rows)]
+    assert found == [
+        (481, 504, False, ["484"]),
+        (505, 512, True, []),
+        (513, 528, False, []),
+        (529, 576, False, ["556"]),
+    ]
+    assert [r.problem.m for r in split_at_steps([rows[0], replace(rows[1], order="1xK")])] == [504, 528]

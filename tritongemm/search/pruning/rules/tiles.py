@@ -11,10 +11,13 @@ from tritongemm.search.cost_model.waves import count_tiles
 
 # Of as many rows of tiles or more, this many are walked together at least.
 LEAST_GROUP_ROWS = 4
-# Most rows for which warps share blocks of K, and the fewest of such warps that keep a unit's loads under way.
-SLICED_ROWS, LEAST_WARPS = 16, 7
+# Most rows for which warps share blocks of K; the fewest of such warps that keep a unit's loads under way; most columns
+# of their tiles, elements along K of each where a group's factors allow it, and most stages, as they were fastest with.
+SLICED_ROWS, LEAST_WARPS, SLICED_COLUMNS, SLICE, SLICE_STAGES = 16, 7, 64, 128, 4
 # Most rows for which groups of four warps with columns of their own were never the fastest.
 UNSLICED_ROWS = 8
+# Columns of each of their warps, and most elements of their blocks along K.
+WARP_COLUMNS, UNSLICED_K = 16, 256
 
 
 def _power_of_two_above(size: int, least: int) -> int:
@@ -160,7 +163,14 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
         return f"{warps} warps on {target.compute_units} CUs, {LEAST_WARPS} on each wanted"
     if not shared and (problem.m <= UNSLICED_ROWS or config.block_m < min(64, held)):
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"
-    return None
+    slice_k = config.block_k // config.option("slices", 1)
+    unlike = problem.scale_depth % SLICE == 0 and slice_k != SLICE and problem.k > SLICE
+    if shared:
+        slow = unlike or config.num_stages > SLICE_STAGES or config.block_n > SLICED_COLUMNS
+    else:
+        slow = config.block_n != WARP_COLUMNS * config.num_warps or slice_k > UNSLICED_K
+    shape = f"BN {config.block_n} and {slice_k} along K a warp, {config.num_warps} warps, {config.num_stages} stages"
+    return f"{shape}: never the fastest" if slow else None
 
 
 def nonkdim_size(config: Config, problem: Problem, target: Target) -> str | None:

@@ -9,6 +9,8 @@
 #include <string.h>
 
 enum { MOST_BLOCK = 8192, MOST_PARAMS = 256, MOST_ADDRESSES = 24, MOST_KEY = 1536, MOST_CALLS = 8192 };
+// A key begins with what resolves calls, one for each operation, and eight letters of a precision.
+enum { KEY_START = sizeof(PyObject *) + 8 };
 enum { KERNEL_EX, KERNEL_HIP, CLEAR };
 
 typedef struct { int32_t type, id; } Device;                       // DLDevice
@@ -64,7 +66,14 @@ static const Exchange *exchange;
 static PyTypeObject *plain_types[2];
 static PyTypeObject *dtype_type;
 static PyObject *grad_enabled, *mode_count, *any_autocast, *tracing_state, *forward_module, *is_capturing;
-static PyObject *current_device, *level_name, *requires_grad_name;
+static PyObject *current_device, *precision, *cuda_matmul, *level_name, *requires_grad_name;
+// The first four of PyTorch's functions above without Python, or NULL.
+static struct {
+  _Bool (*grad)(void);
+  int64_t (*modes)(void);
+  _Bool (*autocast)(int8_t device);
+  void *const *(*tracing)(void);
+} direct;
 
 static int start(Launch *launch, void *stream, const uint64_t *addresses) {
   unsigned char block[MOST_BLOCK] __attribute__((aligned(64)));
@@ -257,11 +266,19 @@ static int returns(PyObject *function, PyObject *expected) {
   return same;
 }
 
-// 1 where PyTorch does no more than compute a product, 0 where Python has to look, -1 with an exception.
-static int is_usual(PyObject *const *args, Py_ssize_t count, const char *is_tensor) {
+// 1 where no mode, autocast or tracer is to see a call, 0 where one is, -1 with an exception.
+static int is_unseen(void) {
   static PyObject *zero;
   if (!zero) zero = PyLong_FromLong(0);
-  int grad = returns(grad_enabled, Py_False);
+  if (direct.grad) return !direct.modes() && !direct.autocast(1) && !*direct.tracing();
+  int answer = returns(mode_count, zero);
+  if (answer == 1) answer = returns(any_autocast, Py_False);
+  return answer == 1 ? returns(tracing_state, Py_None) : answer;
+}
+
+// 1 where PyTorch does no more than compute a product, 0 where Python has to look, -1 with an exception.
+static int is_usual(PyObject *const *args, Py_ssize_t count, const char *is_tensor) {
+  int grad = direct.grad ? !direct.grad() : returns(grad_enabled, Py_False);
   if (grad < 0) return -1;
   for (Py_ssize_t i = 0; i < count && !grad; i++)
     if (is_tensor[i]) {
@@ -270,9 +287,7 @@ static int is_usual(PyObject *const *args, Py_ssize_t count, const char *is_tens
       Py_DECREF(required);
       if (required != Py_False) return 0;
     }
-  int answer = returns(mode_count, zero);
-  if (answer == 1) answer = returns(any_autocast, Py_False);
-  if (answer == 1) answer = returns(tracing_state, Py_None);
+  int answer = is_unseen();
   if (answer != 1) return answer;
   PyObject *level = PyObject_GetAttr(forward_module, level_name);
   if (!level) return -1;
@@ -344,9 +359,20 @@ static PyObject *run(Call *call, PyObject *const *args, const View *views) {
     used += (bytes);                           \
   } while (0)
 
+// Writes PyTorch's precision of float32 where the first operand is of it; -1 with an exception.
+static int read_precision(const View *first, char *text) {
+  memset(text, 0, 8);
+  if (first->dtype.code != 2 || first->dtype.bits != 32) return 0;
+  PyObject *set = PyObject_CallObject(precision, cuda_matmul);
+  const char *name = set ? PyUnicode_AsUTF8(set) : NULL;
+  if (name) strncpy(text, name, 8);
+  Py_XDECREF(set);
+  return name ? 0 : -1;
+}
+
 // Writes what decides which kernel serves arguments, and views of the tensors; -1 where Python has to look.
 static Py_ssize_t read_arguments(PyObject *const *args, Py_ssize_t count, char *key, View *views, char *is_tensor) {
-  Py_ssize_t used = sizeof(PyObject *);  // `serve` puts there what resolves calls, one for each operation
+  Py_ssize_t used = KEY_START;
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject *arg = args[i];
     is_tensor[i] = 0;
@@ -359,7 +385,6 @@ static Py_ssize_t read_arguments(PyObject *const *args, Py_ssize_t count, char *
         PyErr_Clear();
         return -1;
       }
-      if (view->dtype.code == 2 && view->dtype.bits == 32 && !i) return -1;  // float32 has a precision that may change
       struct { Device device; int32_t ndim; DataType dtype; } kind = {view->device, view->ndim, view->dtype};
       PUT(&kind, sizeof kind);
       PUT(view->shape, sizeof(int64_t) * view->ndim);
@@ -385,12 +410,13 @@ static Py_ssize_t read_arguments(PyObject *const *args, Py_ssize_t count, char *
 static PyObject *serve(PyObject *module, PyObject *const *given, Py_ssize_t all) {
   PyObject *resolve = given[0], *table = given[1], *const *args = given + 2;
   Py_ssize_t count = all - 2;
-  char key[MOST_KEY], is_tensor[MOST_ADDRESSES];
+  char key[MOST_KEY], is_tensor[MOST_ADDRESSES], set[8];
   View views[MOST_ADDRESSES];
   if (count < 1 || count > MOST_ADDRESSES || !PyDict_CheckExact(table)) Py_RETURN_NONE;
   Py_ssize_t used = read_arguments(args, count, key, views, is_tensor);
-  if (used < 0) Py_RETURN_NONE;
+  if (used < 0 || !is_tensor[0]) Py_RETURN_NONE;
   memcpy(key, &resolve, sizeof resolve);
+  if (read_precision(views, key + sizeof resolve)) return NULL;
   int usual = is_usual(args, count, is_tensor);
   if (usual < 0) return NULL;
   if (!usual) Py_RETURN_NONE;
@@ -399,7 +425,9 @@ static PyObject *serve(PyObject *module, PyObject *const *given, Py_ssize_t all)
   PyObject *call = Py_XNewRef(PyDict_GetItemWithError(table, name)), *result = NULL;
   if (!call && !PyErr_Occurred()) {
     call = PyObject_Vectorcall(resolve, args, count, NULL);
-    if (call && call != Py_None) {
+    if (call && read_precision(views, set)) Py_CLEAR(call);
+    // Another thread may have set another precision while the call was resolved.
+    if (call && call != Py_None && !memcmp(set, key + sizeof resolve, sizeof set)) {
       if (PyDict_GET_SIZE(table) >= MOST_CALLS) PyDict_Clear(table);
       if (PyDict_SetItem(table, name, call)) Py_CLEAR(call);
     }
@@ -413,12 +441,27 @@ static PyObject *serve(PyObject *module, PyObject *const *given, Py_ssize_t all)
   return result;
 }
 
+// use_directly(grad, modes, autocast, tracing): addresses of functions of PyTorch, or none
+static PyObject *use_directly(PyObject *module, PyObject *args) {
+  unsigned long long grad = 0, modes = 0, autocast = 0, tracing = 0;
+  if (!PyArg_ParseTuple(args, "|KKKK", &grad, &modes, &autocast, &tracing)) return NULL;
+  direct.grad = (void *)(uintptr_t)grad, direct.modes = (void *)(uintptr_t)modes;
+  direct.autocast = (void *)(uintptr_t)autocast, direct.tracing = (void *)(uintptr_t)tracing;
+  Py_RETURN_NONE;
+}
+
+// sees(): whether gradients are enabled, and whether a mode, autocast or a tracer is to see a call
+static PyObject *sees(PyObject *module, PyObject *none) {
+  int grad = direct.grad ? direct.grad() : returns(grad_enabled, Py_True), unseen = is_unseen();
+  return grad < 0 || unseen < 0 ? NULL : Py_BuildValue("NN", PyBool_FromLong(grad), PyBool_FromLong(!unseen));
+}
+
 // configure(capsule, tensor types, dtype type, functions): what `serve` asks PyTorch
 static PyObject *configure(PyObject *module, PyObject *args) {
   PyObject *capsule, *tensor, *parameter, *dtype;
-  PyObject *f[7];
-  if (!PyArg_ParseTuple(args, "OOOO(OOOOOOO)", &capsule, &tensor, &parameter, &dtype, f, f + 1, f + 2, f + 3, f + 4, f + 5,
-                        f + 6))
+  PyObject *f[8];
+  if (!PyArg_ParseTuple(args, "OOOO(OOOOOOOO)", &capsule, &tensor, &parameter, &dtype, f, f + 1, f + 2, f + 3, f + 4,
+                        f + 5, f + 6, f + 7))
     return NULL;
   const Exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!found) return NULL;
@@ -429,19 +472,22 @@ static PyObject *configure(PyObject *module, PyObject *args) {
   exchange = found;
   plain_types[0] = (PyTypeObject *)Py_NewRef(tensor), plain_types[1] = (PyTypeObject *)Py_NewRef(parameter);
   dtype_type = (PyTypeObject *)Py_NewRef(dtype);
-  for (int i = 0; i < 7; i++) Py_INCREF(f[i]);
+  for (int i = 0; i < 8; i++) Py_INCREF(f[i]);
   grad_enabled = f[0], mode_count = f[1], any_autocast = f[2], tracing_state = f[3], forward_module = f[4];
-  is_capturing = f[5], current_device = f[6];
+  is_capturing = f[5], current_device = f[6], precision = f[7];
   Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {{"serve", (PyCFunction)(void (*)(void))serve, METH_FASTCALL, NULL},
                                   {"configure", configure, METH_VARARGS, NULL},
+                                  {"use_directly", use_directly, METH_VARARGS, NULL},
+                                  {"sees", sees, METH_NOARGS, NULL},
                                   {0}};
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native_calls", NULL, -1, functions};
 
 PyMODINIT_FUNC PyInit_native_calls(void) {
   level_name = PyUnicode_InternFromString("_current_level");
+  cuda_matmul = Py_BuildValue("(ss)", "cuda", "matmul");
   requires_grad_name = PyUnicode_InternFromString("requires_grad");
   PyObject *module = PyModule_Create(&definition);
   if (!module || PyModule_AddType(module, &LaunchType) || PyModule_AddType(module, &CallType)) return NULL;

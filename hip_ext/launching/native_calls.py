@@ -5,14 +5,17 @@ The code is `native_calls.c`, which Triton compiles and caches as it does its ow
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sysconfig
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import Support
+from tritongemm.hip_ext.driver import symbols
 from tritongemm.system import settings
 
 
@@ -50,12 +53,51 @@ def load() -> Any:
             torch.autograd.forward_ad,
             torch._C._cuda_isCurrentStreamCapturing if has_gpus else bool,
             torch._C._cuda_getDevice if has_gpus else int,
+            torch._C._get_fp32_precision_getter,
         )
         module.configure(capsule, torch.Tensor, torch.nn.Parameter, torch.dtype, functions)
+        _use_directly(module)
     except Exception as error:  # whatever a compiler or another PyTorch may do, Python serves the calls
         return Support(f"its code can't be compiled or loaded: {type(error).__name__}: {error}")
     globals()["serve"] = module.serve
     return module
+
+
+# PyTorch's functions that say in nanoseconds, and not in a tenth of a microsecond each, what is enabled
+_DIRECT = (
+    "aoti_torch_grad_mode_is_enabled",
+    "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE",
+    "_ZN5torch3jit6tracer15getTracingStateEv",
+)
+
+
+def _use_directly(module: Any) -> None:
+    """Have functions of PyTorch's libraries asked without Python, where these have them and they say the same."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    said, autocast, grad = [], torch.is_autocast_enabled("cuda"), torch.is_grad_enabled()
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        module.use_directly(*(symbols.address_of(getattr(library, name)) for name in _DIRECT))
+        for enabled in (False, True):
+            torch.set_grad_enabled(enabled)
+            torch.set_autocast_enabled("cuda", enabled)
+            said.append(module.sees())
+        torch.set_autocast_enabled("cuda", False)
+        with TorchDispatchMode():
+            said.append(module.sees())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.trace(lambda x: (said.append(module.sees()), x + 1)[1], torch.zeros(1), check_trace=False)  # type: ignore[func-returns-value]
+    except Exception:  # another PyTorch; it is asked through Python
+        said = []
+    finally:
+        torch.set_autocast_enabled("cuda", autocast)
+        torch.set_grad_enabled(grad)
+    if said != [(False, False), (True, True), (True, True), (True, True)]:
+        module.use_directly()
 
 
 def prepare(launch: PatchedLaunch, names: Sequence[str]) -> Any:

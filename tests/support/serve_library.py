@@ -47,6 +47,11 @@ class HostFunction:
         prepared.params = bytearray(arguments[3])
         return prepared
 
+    def described(self) -> None:
+        raise ValueError("Python computes it")
+
+    refuse = None
+
     def launch(self, stream: int) -> None:
         import numpy as np
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
+from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.served_problems import describe_factors, is_served, why_unserved
 from tritongemm.serving import shipped_tables
 from tritongemm.serving.record_source import read_library, read_source
@@ -97,6 +98,8 @@ class LoadReport(int):
         """Return the report of a table on a GPU; None for no GPU."""
         report = super().__new__(cls, len(table.rows))
         report._text = _describe_rows([table], device)
+        if device and isinstance(why := native_calls.load(), Support):
+            report._text += f"; Python makes the launches: {why}"
         return report
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ TRITONGEMM_CONFIG   files of tuned records, libraries of kernels, and "shipped" 
                     `tritongemm.mm` serves, and the plug-ins of servers, separated by ":"
 AITER_CONFIG_GEMM_BF16, AITER_CONFIG_GEMM_A8W8, …   the same of AITER's families, as AITER calls them, behind those
 TRITONGEMM_LOG      config: a line in the log for each new size that is called; AITER_LOG_TUNED_CONFIG=1 is the same
+TRITONGEMM_NATIVE   0: calls are served from Python alone
 TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned
 HIP_ONLINE_TUNING   the same, as AITER calls it
 TRITONGEMM_ONLINE_SECONDS   seconds that this may take for a size, then, behind ":", for a process; default: 1:60

@@ -65,12 +65,16 @@ class HostGpu:
         return 0
 
 
-@pytest.fixture(params=["compiled", "python"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=["compiled", "compiled, asks in Python", "python"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     module = native_calls.load()
     assert not isinstance(module, Support), module
-    monkeypatch.setattr(native_calls, "serve", module.serve if request.param == "compiled" else lambda *_: None)
-    return str(request.param)
+    name, _, slowly = request.param.partition(", ")
+    monkeypatch.setattr(native_calls, "serve", module.serve if name == "compiled" else lambda *_: None)
+    if slowly:
+        module.use_directly()
+    yield name
+    native_calls._use_directly(module)
 
 
 @pytest.fixture
@@ -169,6 +173,18 @@ def test_what_the_driver_refuses_is_raised(served: tuple[Dispatcher, HostGpu], m
     for _ in range(2):
         with pytest.raises(DriverError, match="ILLEGAL_ADDRESS"):
             tritongemm.mm(x, w)
+
+
+def test_float32_is_served_as_pytorch_is_set(served: tuple[Dispatcher, HostGpu]) -> None:
+    dispatcher, _ = served
+    x, w = torch.randn(M, K), torch.randn(N, K)
+    try:
+        for name in ("highest", "high") * 2:
+            torch.set_float32_matmul_precision(name)
+            dispatcher.calls.table[layer_key(x, w, None, None)] = lambda *_, name=name: name
+            assert [tritongemm.mm(x, w) for _ in range(2)] == [name] * 2
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_threads_call_at_once(served: tuple[Dispatcher, HostGpu]) -> None:

@@ -1,6 +1,7 @@
 """Tables over M of a library whose times are known: at every M the rows do nearly as well as tuning it would."""
 
-from collections.abc import Sequence, Set
+import functools
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -22,6 +23,7 @@ from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.invariance import Invariance
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
+from tritongemm.search import planner
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tune.expectation import Expectation
 from tritongemm.tune.m_table import MeasuredM, MTable, split_at_steps
@@ -113,6 +115,14 @@ def make_table(
         store=store, options=options, evaluators=[evaluator], pool=pool, watcher=Reporter(), ends=ends
     )
     return TableTuning(run).tune([SPAN])[SPAN]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranked_once() -> Iterator[None]:
+    """Tables of one span rank the same spaces, which takes longer than all else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "rank_space", functools.cache(planner.rank_space))
+        yield
 
 
 @pytest.fixture

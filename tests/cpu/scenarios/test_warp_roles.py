@@ -119,7 +119,7 @@ def test_a_launch_has_boxes_for_groups_and_parts_and_room_for_splits(session_cac
 # Few rows compile in a third of the time.
 LOW_PADDED = replace(WS_PADDED, block_m=64, block_n=112, num_warps=4)
 SWAPPED_PADDED = replace(WS_SWAPPED_SPLIT, num_stages=8)
-TWO_PARTS = (WS_TWO_PARTS, SIDES_ALONG_K, "a 64x64, b 256x64, b 32x64, c 64x128, c 64x32", 8 * 3)
+TWO_PARTS = (WS_TWO_PARTS, SIDES_ALONG_K, "a 64x64, b 256x64, b 32x64, c 64x64, c 64x32", 8 * 3)
 PADDED = (WS_PADDED, SIDES_ALONG_K, "a 64x64, b 224x64, b 256x64, c 64x32, c 64x64", 8 * 4)
 SWAPPED_TILE = (WS_SWAPPED, LIKE_A_MODELS, "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40)
 
@@ -133,7 +133,7 @@ SWAPPED_TILE = (WS_SWAPPED, LIKE_A_MODELS, "a 256x64, a 8x64, b 64x64, c 64x64, 
         pytest.param(*SWAPPED_TILE, marks=pytest.mark.heavy),
         (SWAPPED_PADDED, SIDES_ALONG_K, "a 72x64, a 128x64, b 64x64, c 8x64, c 128x64", 14 * 13 * 3),
         pytest.param(
-            *(WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x64, b 64x64, c 8x64, c 64x64", 14 * 13 * 3),
+            *(WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x64, b 64x64, c 8x64, c 128x64", 14 * 13 * 3),
             marks=pytest.mark.heavy,
         ),
     ],
@@ -304,7 +304,7 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     """
     problem = Problem(m, 1280, 8192, *matrices("bf16", layout="TN"))
     kept = [c for c in prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept]
-    assert 10 < sum(not c.option("pair") and not c.option("adjacent") for c in kept) < 400
+    assert 10 < sum(not c.option("pair") and not c.option("adjacent") for c in kept) < 500
     assert sum(c.option("pair") for c in kept) <= len(kept) / 2, "each may have its pair once"
     for c in kept:
         padded, parts = padded_columns(c), c.option("epilogue_parts")

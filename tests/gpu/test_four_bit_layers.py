@@ -1,0 +1,120 @@
+"""Layers of four bits on a real GPU: vLLM's of int4 by its plug-in, and gpt-oss's experts of mxfp4 by `patch`."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tritongemm
+from tests.cpu.integrations.test_int4_layers import LinearBase
+from tests.cpu.operations.test_four_bit_weights import GROUP, HALF, NUMBERS, K, N
+from tests.cpu.serving.test_patch_w4 import rows
+from tests.gpu.test_batched import made
+from tests.support.fakes.servers import install_vllm, install_vllm_int4
+from tritongemm.core.config import Config
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.formats import results_format
+from tritongemm.hip_ext.machine import Machine
+from tritongemm.integrations import vllm
+from tritongemm.numerics.verify import deviation
+from tritongemm.operations.linear_w4 import dequantize
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
+from tritongemm.serving import server_calls
+from tritongemm.serving.dispatcher import Dispatcher
+
+pytestmark = pytest.mark.usefixtures("gpu_machine")
+EXPERTS, HIDDEN, INNER = 4, 256, 128
+
+
+@pytest.fixture(autouse=True)
+def dispatcher(gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    """That of a process which has read nothing."""
+    unloaded = Dispatcher()
+    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
+    return unloaded
+
+
+def in_graph(call: Any) -> Tensor:
+    """What a captured call computes, after one that loads its kernels."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out: Tensor = call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return out
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of, file = rows("halves_32", m=4, bias="n").problem, tmp_path / "tuned.yaml"
+    file.write_text(results_format().write([made(of, Config("tile", 16, 64, 64, 1, 1, 4, 2))]), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
+    install_vllm(monkeypatch)
+    kind, _ = install_vllm_int4(monkeypatch)
+    vllm.register()
+    layer = LinearBase(kind).cuda()
+    layer.qweight.output_dim = layer.scales.output_dim = 0
+    layer.load()
+    assert layer.tritongemm_w4_left == ""
+    x = torch.randn(4, K, device="cuda").bfloat16()
+    factors = HALF.double().t().repeat_interleave(GROUP, 1)
+    exact = x.double() @ ((NUMBERS - 8) * factors).t().cuda() + torch.arange(N, device="cuda")
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    for call in (layer, compiled):
+        assert deviation(in_graph(lambda call=call: call(x)), exact) < 1e-2
+    assert tritongemm.explain("linear_w4", x, layer.tritongemm_w4_weight, layer.tritongemm_w4_scale,
+                              "halves_32", layer.tritongemm_w4_bias).startswith("exact: ")  # fmt: skip
+
+
+class Mxfp4GptOssExperts(nn.Module):  # type: ignore[misc]
+    """The experts as transformers 5.24 has them, without its library of kernels."""
+
+    alpha, limit = 1.702, 7.0
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        raise AssertionError("the library's own product was called")
+
+
+Mxfp4GptOssExperts.__module__ = "transformers.integrations.mxfp4"
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_gpt_oss_experts_in_a_graph(gpu_machine: Machine) -> None:
+    experts, numbers = Mxfp4GptOssExperts(), {}
+    layout = SimpleNamespace(unswizzle_data=lambda data: data)
+    records = []
+    for name, n, k in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
+        weight = torch.randint(0, 256, (EXPERTS, n, k // 2), dtype=torch.uint8, device="cuda")
+        scale = torch.randint(117, 124, (EXPERTS, n, k // 32), dtype=torch.uint8, device="cuda")
+        bias = torch.randn(EXPERTS, n, device="cuda")
+        stored = (SimpleNamespace(storage=SimpleNamespace(data=one.mT, layout=layout)) for one in (weight, scale))
+        first, second = stored
+        setattr(experts, name, first)
+        setattr(experts, f"{name}_precision_config", SimpleNamespace(weight_scale=second))
+        setattr(experts, f"{name}_bias", nn.Parameter(bias, requires_grad=False))
+        each = zip(weight, scale, strict=True)
+        numbers[name] = torch.stack([dequantize(w, s, "plain", torch.float32) for w, s in each]).double(), bias.double()
+        plain = Problem(12, n, k, *matrices("bf16", "fp4e2m1", "bf16", layout="TN"), groups=Groups(EXPERTS))
+        of = registry.get(Family, "a16w4").problem(plain, "weight_mx")
+        records.append(made(of, Config("grouped", 16, 64, 64, 1, 1, 4, 2)))
+    patched = tritongemm.patch(nn.ModuleDict({"experts": experts}), records)
+    assert str(patched) == "1 of 1 linear layers and mixtures of experts are served"
+    x = torch.randn(6, HIDDEN, device="cuda").bfloat16()
+    weights, ids = torch.rand(6, EXPERTS, device="cuda").topk(2)
+    (w1, b1), (w2, b2) = numbers.values()
+    exact = torch.zeros(6, HIDDEN, dtype=torch.float64, device="cuda")
+    for token in range(6):
+        for weight, expert in zip(weights[token].double(), ids[token].tolist(), strict=True):
+            both = w1[expert] @ x[token].double() + b1[expert]
+            gate, up = both[::2].clamp(max=7), both[1::2].clamp(-7, 7)
+            inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+            exact[token] += weight * (w2[expert] @ inner + b2[expert])
+    assert deviation(in_graph(lambda: experts(x, ids, weights)), exact) < 4e-2

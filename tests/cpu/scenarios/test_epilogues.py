@@ -1,10 +1,12 @@
 """Products that are stored after an activation, or gate and up as one, against float64 at odd sizes."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.support import ROOT, forked
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.core.config import Config
@@ -108,3 +110,27 @@ def test_a_residual_is_added(interpreted: Interpreted) -> None:
     interpreted.check(replace(bf16, k=37, n=48), POINTERS, GFX942)
     with pytest.raises(InputError, match="a matrix is added, and no bias"):
         replace(bf16, bias="n")
+
+
+STEP_AND_FORMULAS = """
+import torch
+from tests.support import quick_interpreter
+from tritongemm.backends.torch.quantised_step import quantise
+from tritongemm.numerics import epilogues
+quick_interpreter.hasten()
+fp8 = torch.finfo(torch.float8_e4m3fn)
+torch.finfo = lambda _: fp8  # of float32, in which it is interpreted
+for epilogue in ("block", "silu_mul_block", "gelu_block", "gelu_tanh_mul_block", "relu_block"):
+    made = torch.randn(13, 512)
+    wanted = epilogues.apply(epilogue, made)
+    rows, factors = torch.empty_like(wanted), torch.empty(wanted.shape[1] // 128, 13)
+    quantise(epilogue, made, rows, factors)
+    torch.testing.assert_close(rows * factors.T.repeat_interleave(128, 1), wanted, rtol=1e-5, atol=1e-5)
+    assert rows.abs().max() <= 448.001
+print("alike")
+"""
+
+
+def test_the_second_step_of_blocks_is_what_formulas_say() -> None:
+    ran = forked.run(["-c", STEP_AND_FORMULAS], ROOT, {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)})
+    assert ran.stdout == "alike\n", ran.stderr[-3000:]

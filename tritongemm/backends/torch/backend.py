@@ -120,7 +120,10 @@ def _without_epilogue(problem: Problem) -> Problem:
 
 
 def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]) -> Call | None:
-    """Return a call that computes the product, then its epilogue by one kernel that ``torch.compile`` makes."""
+    """Return a call that computes the product, then its epilogue by one kernel.
+
+    ``torch.compile`` makes it, but for a result in blocks on a GPU where Triton is.
+    """
     import torch
 
     from tritongemm.operations import linear_act
@@ -146,10 +149,12 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
     one_kernel = torch.compile(finish, dynamic=False, options={"compile_threads": 1})
     limits = ("recompile_limit", "cache_size_limit", "accumulated_recompile_limit", "accumulated_cache_size_limit")
     known = {name: _MOST_SIZES for name in limits if hasattr(torch._dynamo.config, name)}
+    if factors is not None and factors.is_cuda and settings.version("triton") != "missing":
+        from tritongemm.backends.torch.quantised_step import quantise as one_kernel
     try:
         with torch._dynamo.config.patch(known):
             one_kernel(problem.epilogue, product, rows, factors, added)
-    except RuntimeError:  # the machine has no compiler for it
+    except Exception:  # the machine has no compiler for it
         one_kernel = finish
 
     def compute() -> object:

@@ -1,6 +1,6 @@
 """The second step of a product in blocks on a GPU: an activation, or gate and up, quantised at the rate of memory.
 
-`torch.compile`'s kernel of the same formulas has a fifth of that rate, and would be no opponent.
+`torch.compile`'s kernel of the same formulas has a fifth of that rate, and would be no competitor.
 """
 
 from typing import Any

@@ -36,7 +36,7 @@ def register() -> None:
         return
     hooks: dict[str, tuple[Callable[[], None], bool]] = {
         process.EVERY_LAYER: (partial(_name_graphs, digest), True),
-        "plain linear layer": (_hook_layers, bool(digest)),
+        "plain linear layer": (_hook_layers if digest else _hook_counted, True),
         "fp8 layer in blocks": (_hook_blocks, process.serves_scales()),
         "fp8 layer with a factor per row or tensor": (_hook_rows, process.serves_scales()),
         "int4 layer": (_hook_int4, process.serves_four_bits()),
@@ -89,6 +89,24 @@ def _hook_layers() -> None:
         utils.default_unquantized_gemm = _make_gemm(default, TunedCalls(default_dispatcher(), torch_linear))
         calls = TunedCalls(default_dispatcher(), compute_rocm)
         utils.rocm_unquantized_gemm = _make_gemm(rocm, calls, define_linear("vllm_rocm_linear", calls))
+
+
+def _hook_counted() -> None:
+    """Have a capture see what layers multiply outside compiled code, as routers and shared experts in vLLM's operators.
+
+    A class of parameters that was there before the capture computes PyTorch's functions itself, uncounted.
+    """
+    from vllm.model_executor.layers import utils
+
+    original = utils.default_unquantized_gemm
+    if original.__module__ == __name__:
+        return
+
+    def counted(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return original(layer, x, plain(weight), plain(bias))
+
+    process.require_parameters(original, counted)
+    utils.default_unquantized_gemm = counted
 
 
 def _hook_invariant() -> None:

@@ -5,11 +5,13 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
+import tritongemm
 from tests.support.fakes.servers import install_vllm
 from tests.support.linear_layers import problem, record
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
@@ -78,6 +80,30 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
     cpu = torch.randn(16, 64), torch.randn(32, 64)
     assert torch.equal(utils.default_unquantized_gemm(None, *cpu), functional.linear(*cpu))
     assert torch.equal(utils.rocm_unquantized_gemm(None, *cpu), functional.linear(*cpu) + 1)
+
+
+class ModelWeight(torch.nn.Parameter):  # type: ignore[misc]
+    """As vLLM's parameters are: their class computes PyTorch's functions itself, as PyTorch does."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_capture_sees_layers_outside_compiled_code(
+    unloaded: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as routers in vLLM's own operators."""
+    monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
+    monkeypatch.setenv("TRITONGEMM_CAPTURE", str(tmp_path / "sizes.yaml"))
+    _, utils = install_vllm(monkeypatch)
+    x, weight = torch.randn(5, 64), ModelWeight(torch.randn(32, 64))
+    with torch.no_grad(), tritongemm.capture(tmp_path / "sizes.yaml"):
+        for _ in range(2):
+            vllm.register()
+            result = utils.default_unquantized_gemm(None, x, weight)
+    assert torch.equal(result, functional.linear(x, weight))
+    assert '"M": 5, "N": 32, "K": 64' in (tmp_path / "sizes.yaml").read_text()
 
 
 def test_a_kernel_that_cannot_be_launched_leaves_the_call_to_the_server(

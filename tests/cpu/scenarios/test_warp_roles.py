@@ -66,9 +66,9 @@ def test_quotients_by_an_inverse_are_exact() -> None:
 @pytest.mark.parametrize(
     ("problem", "configs"),
     [
-        (OTHER_WAY, (WS, WS_SPLIT, WS_SWAPPED_SPLIT)),
+        (OTHER_WAY, (WS, WS_SWAPPED_SPLIT)),
         pytest.param(SIDES_ALONG_K, (WS_TWO_PARTS, WS_SWAPPED, WS_PADDED), marks=pytest.mark.heavy),
-        pytest.param(OTHER_WAY, (WS_TWO_PARTS, WS_SWAPPED, WS_PADDED), marks=pytest.mark.heavy),
+        pytest.param(OTHER_WAY, (WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_PADDED), marks=pytest.mark.heavy),
         pytest.param(SIDES_ALONG_K, (WS, WS_SPLIT, WS_SWAPPED_SPLIT), marks=pytest.mark.heavy),
     ],
 )
@@ -77,7 +77,7 @@ def test_warps_with_roles_compile_without_spills(
 ) -> None:
     """One group multiplies in the splits, two in the others; four more warps stand by for the one that fetches."""
     built = compiled(problem, configs, session_cache)
-    assert [one.status for one in built] == ["ok"] * 3, [one.reason for one in built]
+    assert [one.status for one in built] == ["ok"] * len(configs), [one.reason for one in built]
     assert [one.threads for one in built] == [8 * 32 if c in (WS_SPLIT, WS_SWAPPED_SPLIT) else 12 * 32 for c in configs]
     assert all(one.spills <= 8 for one in built), "Triton 3.7 spills two registers"
 
@@ -256,8 +256,8 @@ SCALED_SWAPPED = Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_st
     ("family", "scales", "configs"),
     [
         pytest.param("a8w8", "", (SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy),
-        ("a8w8_blockscale", "block", (SCALED_SPLIT, SCALED_PADDED)),
-        pytest.param("a8w8_blockscale", "block", (SCALED_SWAPPED,), marks=pytest.mark.heavy),
+        ("a8w8_blockscale", "block", (SCALED_PADDED,)),
+        pytest.param("a8w8_blockscale", "block", (SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy),
         pytest.param("a8w8", "", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
         pytest.param("a8w8_blockscale", "block", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
     ],

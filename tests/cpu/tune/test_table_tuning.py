@@ -19,6 +19,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.reduction_order import ReductionOrder
+from tritongemm.core.space import SearchLimits
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.invariance import Invariance
 from tritongemm.report.console import Reporter
@@ -40,7 +41,8 @@ TILES = [
     for columns in (64, 96, 128, 192)
     for rows in range(16, 264, 8)
 ]
-OPTIONS = TuningOptions(Path("unused"), backends=("triton", "blaslt"), toolchain=TOOLS)
+LIMITS = SearchLimits(templates=("ws_tma",))  # what fits between the rows is of one template
+OPTIONS = TuningOptions(Path("unused"), backends=("triton", "blaslt"), toolchain=TOOLS, limits=LIMITS)
 
 
 def seconds_of(config: Config, m: int) -> float:

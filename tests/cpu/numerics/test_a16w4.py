@@ -20,6 +20,7 @@ from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
+from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 
 FAMILY = registry.get(Family, "a16w4")
@@ -160,6 +161,10 @@ def test_what_it_is_for() -> None:
     assert [axes.template for axes in space(INT4, SM90).axes] == ["tile"]
     for m, templates in ((19, ["fragments"]), (256, ["fragments", "ws_fragments"])):
         assert [axes.template for axes in space(replace(IN_FRAGMENTS, m=m), SM90).axes] == templates
+    for k, slices in ((8192, {128}), (128, {64})):
+        few = replace(IN_FRAGMENTS, m=1, n=2560, k=k)
+        kept = prune(space(few, SM90), few, SM90).kept
+        assert {config.block_k // config.option("slices", 1) for config in kept} == slices
     assert INT4.bytes == 19 * 384 * 2 + 40 * 192 + 40 * 3 * 2 + 19 * 40 * 2
     for problem, reason in (
         (replace(INT4, b=INT4.b._replace(row_major=True)), "column-major"),

@@ -107,11 +107,12 @@ class SimulatedDevice(Evaluator):
         target: its facts.
         waits: how long.
         searches: what it measures.
+        start: seconds until it is ready.
     """
 
-    def __init__(self, target: Target, waits: Waits, searches: Mapping[Problem, RecordedSearch]) -> None:
+    def __init__(self, target: Target, waits: Waits, searches: Mapping[Problem, RecordedSearch], start: float) -> None:
         self.target, self.waits, self.searches = target, waits, searches
-        self._ready = time.monotonic() + waits.args.start
+        self._ready = time.monotonic() + start
 
     def start(self) -> None:
         """It starts by itself."""
@@ -240,6 +241,7 @@ def main() -> None:
     parser.add_argument("--algorithms", type=int, default=48, help="that a library lists for a size")
     for name, seconds, what in (
         ("start", 6.0, "a device's process takes to start"),
+        ("apart", 0.0, "the next device takes longer to start"),
         ("plan", 0.7, "one size takes to be planned"),
         ("compile", 0.29, "one kernel takes to compile"),
         ("listing", 0.03, "a library takes to list its algorithms"),
@@ -254,7 +256,8 @@ def main() -> None:
     problems = list(dict.fromkeys(row.problem for row in sizes.from_file(args.sizes, defaults)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        jobs = [SearchJob(problem, target, folder, "triton", strategy=STRATEGY) for problem in problems]
+        each = len(problems) / args.cores
+        jobs = [SearchJob(p, target, folder, "triton", strategy=STRATEGY, problems_per_core=each) for p in problems]
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as recorders:
             searches = dict(zip(problems, recorders.map(record, jobs), strict=True))
         simulate(problems, target, waits, searches, folder)
@@ -266,7 +269,8 @@ def simulate(
     """Run with stand-ins in a folder, and print what took how long."""
     args = waits.args
     options = TuningOptions(folder, STRATEGY, backends=("triton", LIBRARY), library="", algorithms=args.algorithms)
-    devices = [SimulatedDevice(target, waits, searches) for _ in range(args.devices)]
+    starts = [args.start + number * args.apart for number in range(args.devices)]
+    devices = [SimulatedDevice(target, waits, searches, start) for start in starts]
     results = folder / "results.yaml"
     with (
         mock.patch.object(search_processes, "FEW_PROBLEMS", 0),

@@ -1,8 +1,10 @@
 """The work queue of the devices, and the queue of all compile jobs of a run."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from math import inf
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -18,13 +20,16 @@ class DeviceQueue(Generic[K, W]):
     """A queue from which each device draws work in a thread of its own.
 
     A size is bound to the device that first draws its work, so that all its times are of one device. Work that can
-    wait, such as races, is drawn when the device has nothing else to do.
+    wait, such as races, is drawn when the device has nothing else to do. Devices start some seconds apart, and by then
+    all sizes have work: so for some seconds a device may bind no more sizes than any other, plus one.
     """
 
     MOST_DRAWN = 256  # pieces of work that a device draws at a time
+    EVEN_SECONDS = 20.0  # from the first draw on
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 1) -> None:
         self._changed = threading.Condition()
+        self._bound, self._even_until = [0] * devices, inf
         self._urgent: dict[K, deque[W]] = {}
         self._later: dict[K, deque[W]] = {}
         self._device_of: dict[K, int] = {}
@@ -39,15 +44,21 @@ class DeviceQueue(Generic[K, W]):
     def draw(self, device: int) -> tuple[K, list[W]] | None:
         """Wait for a size and pieces of its work for a device; None once the queue is closed and empty for it."""
         with self._changed:
+            self._even_until = min(self._even_until, time.monotonic() + self.EVEN_SECONDS)
             while True:
+                left = self._even_until - time.monotonic()
+                binds = left <= 0 or self._closed or self._bound[device] == min(self._bound)
                 for queue in (self._urgent, self._later):
-                    size = next((s for s in queue if self._device_of.get(s, device) == device), None)
+                    size = next((s for s in queue if self._device_of.get(s, device if binds else -1) == device), None)
                     if size is not None:
-                        self._device_of[size] = device
+                        if size not in self._device_of:
+                            self._device_of[size] = device
+                            self._bound[device] += 1
+                            self._changed.notify_all()
                         return size, self._taken(queue, size)
                 if self._closed:
                     return None
-                self._changed.wait()
+                self._changed.wait(left if left > 0 else None)
 
     def _taken(self, queue: dict[K, deque[W]], size: K) -> list[W]:
         works = queue[size]

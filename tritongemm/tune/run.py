@@ -71,7 +71,7 @@ class TuningRun:
         self.ends = time.monotonic() + (options.seconds or inf)
         self._deadline = self.ends  # from then on the search tries nothing new
         self._events: SimpleQueue[events.Event] = SimpleQueue()
-        self._devices: DeviceQueue[Task, Work] = DeviceQueue()
+        self._devices: DeviceQueue[Task, Work] = DeviceQueue(len(evaluators))
         self._thinker = ThreadPoolExecutor(1)  # its threads wait for strategies, or run them
         self._to_compile, self._background, self._planner = CompileQueue(), BackgroundBuilds(pool), Planner(0)
         self._tasks: list[Task] = []

@@ -2,20 +2,49 @@
 
 import threading
 
+import pytest
+
 from tritongemm.tune.device_queue import DeviceQueue
 
 
-def test_a_free_device_draws_the_next_size() -> None:
+def test_a_free_device_draws_the_next_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is slow with its size leaves the others to the next one."""
-    queue = DeviceQueue[str, int]()
+    monkeypatch.setattr(DeviceQueue, "EVEN_SECONDS", 0)
+    queue = DeviceQueue[str, int](2)
     for size in ("a", "b", "c"):
         queue.put(size, 1)
     assert queue.draw(0) == ("a", [1]) and queue.draw(1) == ("b", [1])
     assert queue.draw(1) == ("c", [1]), "device 0 has not come back"
 
 
+def test_a_device_that_starts_first_leaves_the_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had bound all sizes before the next was ready, and measured nearly all of them."""
+    monkeypatch.setattr(DeviceQueue, "EVEN_SECONDS", 60)
+    queue, drawn = DeviceQueue[str, int](2), list[object]()
+    for size in ("a", "b", "c"):
+        queue.put(size, 1)
+    assert queue.draw(0) == ("a", [1])
+    queue.put("a", 2)
+    assert queue.draw(0) == ("a", [2]), "what it has bound it goes on with"
+    waiting = threading.Thread(target=lambda: drawn.append(queue.draw(0)))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    assert queue.draw(1) == ("b", [1])
+    waiting.join(10)
+    assert drawn == [("c", [1])]
+
+
+def test_a_device_that_does_not_come_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceQueue, "EVEN_SECONDS", 0.05)
+    queue = DeviceQueue[str, int](2)
+    for size in ("a", "b"):
+        queue.put(size, 1)
+    assert [queue.draw(0) for _ in range(2)] == [("a", [1]), ("b", [1])]
+
+
 def test_a_size_stays_on_the_device_that_drew_it() -> None:
-    queue = DeviceQueue[str, int]()
+    queue = DeviceQueue[str, int](2)
     queue.put("a", 1)
     assert queue.draw(1) == ("a", [1])
     queue.put("a", 2)

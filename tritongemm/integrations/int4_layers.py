@@ -18,6 +18,17 @@ ORDER: Final = "tritongemm_w4_order"  # attribute of a layer: that of its weight
 WEIGHT, SCALE, BIAS = KEPT = ("tritongemm_w4_weight", "tritongemm_w4_scale", "tritongemm_w4_bias")  # its buffers
 
 
+NO_ROOM: Final = "of four bits that would leave less than half of the GPU's memory"
+
+
+def has_room(weight: Tensor, needed: int) -> bool:
+    """Return whether half of a weight's GPU stays free where so many bytes more are kept on it."""
+    if not weight.is_cuda:
+        return True
+    free, total = torch.cuda.mem_get_info(weight.get_device())
+    return bool(2 * (free - needed) >= total)
+
+
 def find(
     sizes: tuple[int, int], dtype: torch.dtype, pack: Callable[[torch.dtype, str], PackedWeight]
 ) -> PackedWeight | str:
@@ -36,6 +47,8 @@ def find(
         return f"of int4 that is refused: {error}"
     if isinstance(packed, str):
         return f"with {packed}"
+    if not has_room(packed.weight, 0):
+        return NO_ROOM
     if packed.scale.dtype != dtype:
         return f"with no row of int4 for N={sizes[0]}, K={sizes[1]} in {dtype}"
     return packed

@@ -16,6 +16,7 @@ from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, factors_of_experts, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
 from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.served_w4 import OF_EXPERTS
 from tritongemm.serving.winners import baseline_won
 
 _LAYERS = ("LinearBase", "ParallelLMHead")  # classes of both servers
@@ -66,6 +67,9 @@ def describe(model: nn.Module, invariant: bool = False) -> str:
             left = attribute(module, int4_layers.LEFT)
             found["linear layers"][why_not(module, "weight", is_layer, _is_in_blocks) if left is None else left] += 1
             twice += sum(one.nbytes for name in int4_layers.KEPT if (one := attribute(module, name)) is not None)
+        elif (other := attribute(module, int4_layers.LEFT)) is not None:
+            found["mixtures of experts"][other] += 1
+            twice += sum(one.nbytes for name in OF_EXPERTS if (one := attribute(module, name)) is not None)
         elif isinstance(attribute(module, "w13_weight"), Tensor):
             reasons = [why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
             other = _mixture_is_of(module.quant_method)

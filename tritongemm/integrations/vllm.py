@@ -41,6 +41,7 @@ def register() -> None:
         "fp8 layer with a factor per row or tensor": (_hook_rows, process.serves_scales()),
         "int4 layer": (_hook_int4, process.serves_four_bits()),
         "mixture of experts": (_hook_mixtures, process.serves_experts()),
+        "mixture of mxfp4": (_hook_mxfp4, process.serves_four_bits()),
         "compiled layer": (_hook_loading, bool(digest)),
     }
     if settings.server_invariant():
@@ -160,6 +161,16 @@ def _hook_int4() -> None:
     from tritongemm.integrations import vllm_w4
 
     vllm_w4.hook(linear)
+
+
+def _hook_mxfp4() -> None:
+    """Serve gpt-oss's mixtures in vLLM by tuned kernels."""
+    from vllm.model_executor.layers.fused_moe import modular_kernel
+    from vllm.model_executor.layers.quantization import mxfp4
+
+    from tritongemm.integrations import vllm_mxfp4
+
+    vllm_mxfp4.hook(mxfp4, modular_kernel)
 
 
 def _hook_mixtures() -> None:

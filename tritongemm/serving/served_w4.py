@@ -28,7 +28,7 @@ _Rows: TypeAlias = "Mapping[tuple[Any, ...], int]"  # how many have a weight's e
 
 WEIGHT, SCALE = "w4_weight", "w4_scale"  # buffers that no state dict has
 _ROUTED: Final = ["hidden_states", "top_k_index", "top_k_weights"]
-_OF_EXPERTS: Final = ("w4_gate_up", "w4_gate_up_scale", "w4_gate_up_bias", "w4_down", "w4_down_scale")
+OF_EXPERTS: Final = ("w4_gate_up", "w4_gate_up_scale", "w4_gate_up_bias", "w4_down", "w4_down_scale")
 _GPTQ, _AWQ, _COMPRESSED, _EXPERTS = "GPTQ", "AWQ", "compressed-tensors", "mxfp4"
 # Classes that keep a checkpoint's own order; those that shuffle weights for kernels of their own are left.
 _FORMATS: Final = {
@@ -134,16 +134,35 @@ def _convert_experts(module: Any, rows: _Rows) -> Converted | str:
         (w1, w1_scale), (w2, w2_scale) = (_unswizzled(module, name) for name in ("gate_up_proj", "down_proj"))
     except AttributeError as error:
         return f"its weights are not as OpenAI's triton_kernels keeps them: {error}"
-    order = common_order(rows, w1, w2)
+    return pack_experts(rows, (w1, w1_scale, module.gate_up_proj_bias.detach()), (w2, w2_scale))
+
+
+def pack_experts(
+    rows: _Rows, gate_up: tuple[Tensor, Tensor, Tensor | None], down: tuple[Tensor, Tensor]
+) -> Converted | str:
+    """Return gpt-oss's experts as most of their rows read them, or why none does.
+
+    Args:
+        rows: as of `convert`.
+        gate_up: bytes [experts, 2 * inner, hidden / 2] whose rows of gate and of up alternate, powers of two, a bias.
+        down: bytes [experts, hidden, inner / 2] and powers of two.
+
+    Raises:
+        InputError: the weights can't be converted.
+    """
+    order = common_order(rows, gate_up[0], down[0])
     if order is None and not session.is_running():
-        sizes = " and ".join(f"N={w.shape[1]}, K={2 * w.shape[2]}" for w in (w1, w2))
-        return f"no rows of one order for {w1.shape[0]} experts of mxfp4 of {sizes}"
-    first = [torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in (w1, w1_scale, module.gate_up_proj_bias.detach())]
-    gate_up, down = (
+        sizes = " and ".join(f"N={w.shape[1]}, K={2 * w.shape[2]}" for w in (gate_up[0], down[0]))
+        return f"no rows of one order for {down[0].shape[0]} experts of mxfp4 of {sizes}"
+    first = [None if each is None else torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in gate_up]
+    packed = [
         pack_mxfp4(w.unflatten(-1, (-1, MX_DEPTH // 2)), scale, order=order or PLAIN)
-        for w, scale in (first[:2], (w2, w2_scale))
-    )
-    return Converted(dict(zip(_OF_EXPERTS, (*gate_up[:2], first[2], *down[:2]), strict=True)), gate_up.order)
+        for w, scale in (first[:2], down)
+        if w is not None and scale is not None
+    ]
+    tensors = *packed[0][:2], first[2], *packed[1][:2]
+    named = {name: one for name, one in zip(OF_EXPERTS, tensors, strict=True) if one is not None}
+    return Converted(named, packed[0].order)
 
 
 def common_order(rows: _Rows, w1: Tensor, w2: Tensor) -> str | None:
@@ -209,7 +228,7 @@ class ServedGptOssExperts(ServedFourBits):
         if wants_gradient or x.dtype not in ACTIVATIONS or torch.is_autocast_enabled(x.device.type):
             result: Tensor = super().forward(x, top_k_index, top_k_weights)
             return result
-        w1, w1_scale, w1_bias, w2, w2_scale = (getattr(self, name) for name in _OF_EXPERTS)
+        w1, w1_scale, w1_bias, w2, w2_scale = (getattr(self, name) for name in OF_EXPERTS)
         return mixtures.fused_moe(
             x, w1, w2, top_k_weights.detach(), top_k_index, "clamped_swiglu", w1_scale, w2_scale, w1_bias=w1_bias,
             w2_bias=self.down_proj_bias.detach(), keep_activations=True, order=self.w4_order,
@@ -227,7 +246,7 @@ def serve(module: Any, converted: Converted) -> None:
 
 def forget(module: nn.Module) -> None:
     """Drop the converted weight of a layer that is not served any more."""
-    for name in (WEIGHT, SCALE, *_OF_EXPERTS, "w4_order"):
+    for name in (WEIGHT, SCALE, *OF_EXPERTS, "w4_order"):
         if hasattr(module, name):
             delattr(module, name)
 

@@ -99,19 +99,28 @@ def four_bits_or(operands: FourBitOperands, otherwise: Call) -> Tensor:
 
 
 def mixture_or(
-    operands: MixtureOperands, otherwise: Callable[[MixtureOperands], Tensor], factor: float = 1.0
+    operands: MixtureOperands,
+    otherwise: Callable[[MixtureOperands], Tensor],
+    factor: float = 1.0,
+    route: Callable[[], object] | None = None,
 ) -> Tensor:
     """Return a mixture of experts, times a factor, by tuned kernels.
 
     It is computed by `otherwise`, which may write to the tokens and knows the factor, where a product of both has no
     row of its M or that is faster. Both are timed on tokens that go to random experts, as the first call of a server
-    is no real one.
+    is no real one; what gave the operands their experts, where `otherwise` does that itself, is `route`, timed too.
     """
 
     def compute_tuned(given: MixtureOperands) -> Tensor:
         if factor != 1.0:  # in float32, before a result is rounded
             given = given._replace(topk_weights=given.topk_weights * factor)
-        return fused_moe(*given[:8])
+        more: dict[str, Any] = dict(zip(MixtureOperands._fields[8:], given[8:], strict=True))
+        return fused_moe(*given[:8], **more)
+
+    def compute_raced(given: MixtureOperands) -> Tensor:
+        if route is not None:
+            route()
+        return compute_tuned(given)
 
     if not _holds(operands):
         return otherwise(operands)
@@ -121,7 +130,7 @@ def mixture_or(
     def prepare() -> tuple[Call, Call]:
         chosen = torch.rand(x.shape[0], w1.shape[0], device=x.device).topk(ids.shape[1]).indices
         spread = operands._replace(x=x.clone(), topk_ids=chosen.to(ids.dtype))
-        return partial(compute_tuned, spread), partial(otherwise, spread)
+        return partial(compute_raced, spread), partial(otherwise, spread)
 
     return (compute_tuned if pays(key, prepare) else otherwise)(operands)
 

@@ -56,8 +56,22 @@ def install_vllm_mixtures(monkeypatch: pytest.MonkeyPatch) -> Any:
         def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, **others: Any) -> Tensor:
             return hidden_states.new_full(hidden_states.shape, 9.0)
 
-    name = "vllm.model_executor.layers.fused_moe.modular_kernel"
-    return _module(monkeypatch, name, FusedMoEKernelModularImpl=FusedMoEKernelModularImpl)
+    class FusedMoEKernelMonolithicImpl(FusedMoEKernelModularImpl):
+        def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, router_logits: Tensor, **others: Any) -> Tensor:
+            return hidden_states.new_full(hidden_states.shape, 9.0)
+
+    class GptOssMxfp4MoEMethod:
+        def __init__(self, impl: Any) -> None:
+            self.moe_kernel = SimpleNamespace(impl=impl)
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            for name in ("w13_weight", "w13_weight_scale", "w13_bias", "w2_weight", "w2_weight_scale", "w2_bias"):
+                delattr(layer, name)
+
+    place = "vllm.model_executor.layers"
+    _module(monkeypatch, f"{place}.quantization.mxfp4", GptOssMxfp4MoEMethod=GptOssMxfp4MoEMethod)
+    kinds = {kind.__name__: kind for kind in (FusedMoEKernelModularImpl, FusedMoEKernelMonolithicImpl)}
+    return _module(monkeypatch, f"{place}.fused_moe.modular_kernel", **kinds)
 
 
 def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:

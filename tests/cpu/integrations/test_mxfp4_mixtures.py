@@ -1,0 +1,93 @@
+"""gpt-oss's mixtures in vLLM: their experts are converted before vLLM converts them, and served where rows hold."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cpu.serving.test_patch_gpt_oss import EXPERTS, HIDDEN, INNER, TOPK, X, mlp_of_mxfp4, rows
+from tests.support.fakes.servers import install_vllm, install_vllm_int4, install_vllm_mixtures
+from tritongemm.formats import results_format
+from tritongemm.integrations import int4_layers, loaded_model, vllm
+from tritongemm.numerics.verify import deviation
+from tritongemm.operations.mixture import MIXTURE, MixtureOperands
+from tritongemm.serving import server_calls
+from tritongemm.serving.dispatcher import Dispatcher
+
+TOKENS = X.view(-1, HIDDEN)
+
+
+def kind(name: str, **facts: Any) -> Any:
+    return type(name, (), facts)()
+
+
+def loaded(method: Any, impl: Any) -> Any:
+    """A layer whose weights vLLM has loaded."""
+    experts, layer = mlp_of_mxfp4()[0].experts, nn.Module()
+    for ours, theirs in (("gate_up_proj", "w13"), ("down_proj", "w2")):
+        scale = getattr(experts, f"{ours}_precision_config").weight_scale
+        for name, stored in (("weight", getattr(experts, ours)), ("weight_scale", scale)):
+            tensor = stored.storage.layout.unswizzle_data(stored.storage.data).mT.contiguous()
+            layer.register_parameter(f"{theirs}_{name}", nn.Parameter(tensor, requires_grad=False))
+        bias = getattr(experts, f"{ours}_bias").detach().bfloat16()
+        layer.register_parameter(f"{theirs}_bias", nn.Parameter(bias, requires_grad=False))
+    layer.quant_method = method(impl)
+    layer.quant_method.process_weights_after_loading(layer)
+    return layer
+
+
+@pytest.mark.parametrize("monolithic", [False, True])
+def test_mixtures_with_rows_are_served(
+    tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, monolithic: bool
+) -> None:
+    def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:
+        if operands.x.shape[0] != len(TOKENS):
+            spread = operands._replace(topk_ids=torch.zeros_like(operands.topk_ids))
+            result: Tensor = otherwise(spread)
+            return result
+        assert (route is not None) == monolithic
+        return MIXTURE.fallback(MIXTURE.check(operands))
+
+    monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
+    file = tmp_path / "tuned.yaml"
+    file.write_text(results_format().write(rows("halves_32")), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
+    modular = install_vllm_mixtures(monkeypatch)
+    for _ in range(2):
+        vllm.register()
+    suffix = "Monolithic" if monolithic else "Modular"
+    experts = kind(
+        "OAITritonMxfp4ExpertsMonolithic" if monolithic else "MarlinExperts",
+        topk=TOPK, renormalize=True, quant_config=SimpleNamespace(gemm1_clamp_limit=7.0, gemm1_alpha=1.702),
+    )  # fmt: skip
+    prepare = kind(f"MoEPrepareAndFinalizeNoDPEP{suffix}")
+    impl = getattr(modular, f"FusedMoEKernel{suffix}Impl")(prepare, experts)
+    method = sys.modules["vllm.model_executor.layers.quantization.mxfp4"].GptOssMxfp4MoEMethod
+    layer = loaded(method, impl)
+    assert layer.tritongemm_w4_left == "" and layer.w4_down.shape == (EXPERTS, HIDDEN, INNER // 2)
+    assert loaded_model.describe(layer).startswith("tuned kernels serve 1 of 1 mixtures of experts of Module; weights")
+    exact = mlp_of_mxfp4()[1].double()
+    logits = exact.router(TOKENS.double())[0].bfloat16()
+    values, ids = logits.float().topk(TOPK)
+    wanted = exact.experts(TOKENS.double(), ids, values.softmax(-1).double())
+
+    def call(rows: int, activation: str = "swigluoai", **more: Any) -> Any:
+        routing = {"router_logits": logits[:rows]}
+        if not monolithic:
+            routing = {"topk_weights": values.softmax(-1)[:rows], "topk_ids": ids[:rows].int()}
+        given = {"w1": None, "w2": None, "activation": SimpleNamespace(value=activation), **routing, **more}
+        return impl.apply(hidden_states=TOKENS[:rows], **given)
+
+    assert deviation(call(len(TOKENS)), wanted) < 4e-2
+    others = [call(3), call(6, "silu"), call(6, expert_map=torch.zeros(1)), call(6, apply_router_weight_on_input=True)]
+    assert all(bool((one == 9).all()) for one in others)
+    monkeypatch.setattr(int4_layers, "has_room", lambda weight, needed: False)
+    left = loaded(method, getattr(modular, f"FusedMoEKernel{suffix}Impl")(prepare, experts))
+    assert loaded_model.describe(left).endswith(
+        "computes 1 of four bits that would leave less than half of the GPU's memory"
+    )

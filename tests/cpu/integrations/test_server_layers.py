@@ -229,7 +229,7 @@ def test_sglangs_mixtures(
 
 def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
-    monkeypatch.setattr(server_calls, "fused_moe", lambda *given: "tuned")
+    monkeypatch.setattr(server_calls, "fused_moe", lambda *given, **more: "tuned")
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
     kinds = iter(["exact", "near", "exact", "range"])
     answers = SimpleNamespace(resolution=SimpleNamespace(kind="", lasting=True, record=None))
@@ -244,7 +244,7 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
         given = mixture(tokens)
         operands = MixtureOperands(*(given[name] for name in names))
         assert server_calls.mixture_or(operands, lambda given: "the server") == wanted
-    monkeypatch.setattr(server_calls, "fused_moe", lambda *given: given[3])
+    monkeypatch.setattr(server_calls, "fused_moe", lambda *given, **more: given[3])
     weights = server_calls.mixture_or(operands, lambda given: given.x, 2.5)
     assert torch.equal(weights, 2.5 * operands.topk_weights)
 
@@ -282,7 +282,7 @@ def test_the_server_computes_what_it_computes_faster(
         return "the server"
 
     monkeypatch.setattr(server_calls, "_holds", lambda operands: True)
-    monkeypatch.setattr(server_calls, "fused_moe", lambda *given: "tuned")
+    monkeypatch.setattr(server_calls, "fused_moe", lambda *given, **more: "tuned")
     monkeypatch.setattr(server_calls, "_seconds", lambda call: times[call()])
     for capturing, tuned, wanted, races in (
         (True, 5.0, "the server", 0), (False, 5.0, "tuned", 6), (True, 5.0, "tuned", 0), (False, 5.09, "the server", 6),

@@ -57,7 +57,7 @@ def install_vllm_mixtures(monkeypatch: pytest.MonkeyPatch) -> Any:
             return hidden_states.new_full(hidden_states.shape, 9.0)
 
     class FusedMoEKernelMonolithicImpl(FusedMoEKernelModularImpl):
-        def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, router_logits: Tensor, **others: Any) -> Tensor:
+        def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, **others: Any) -> Tensor:
             return hidden_states.new_full(hidden_states.shape, 9.0)
 
     class GptOssMxfp4MoEMethod:

@@ -22,7 +22,7 @@ NO_ROOM: Final = "of four bits that would leave less than half of the GPU's memo
 
 
 def has_room(weight: Tensor, needed: int) -> bool:
-    """Return whether half of a weight's GPU stays free where so many bytes more are kept on it."""
+    """Return whether half of a weight's GPU stays free where `needed` bytes more are kept on it."""
     if not weight.is_cuda:
         return True
     free, total = torch.cuda.mem_get_info(weight.get_device())

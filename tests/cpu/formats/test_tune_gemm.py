@@ -12,11 +12,10 @@ from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, ResultsFormat
+from tritongemm.plugins.contracts import Format
 
 FIELD = DATA / "tune_gemm"
 TUNE_GEMM = registry.get(Format, "tune_gemm")
-NATIVE = registry.get(ResultsFormat, "native_yaml")
 
 
 def rows(text: str, defaults: Defaults | None = None) -> list[FormatRow]:

@@ -44,7 +44,7 @@ DESCRIBED = [
     ],
 )
 def test_pointer_templates(interpreted: Interpreted, epilogue: str, bias: str, configs: list[Config]) -> None:
-    """All templates have the same activations; that one is of gate and up, and along which side a bias is, differ."""
+    """Each template computes gated and plain products, with a bias along each side; activations are the same in all."""
     problem = Problem(19, 48, 37, *matrices(layout="TN"), bias=bias, epilogue=epilogue)
     interpreted.check(problem, configs, GFX942)
 

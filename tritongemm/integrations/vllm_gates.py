@@ -7,7 +7,6 @@ product and one kernel. A layer whose weight is loaded anew refuses that.
 from __future__ import annotations
 
 from collections import Counter
-from copy import copy
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -41,10 +40,10 @@ def serve(model: nn.Module) -> int:
             weight = plain(layer.weight)
             weight.copy_(interleave_gate_up(*weight.chunk(2)))
         layer.weight.weight_loader = _refuse
-        method = copy(layer.quant_method)
-        kind: Any = type(method)
-        method.__class__ = _gated(kind)
-        method.operation, layer.quant_method, mlp.act_fn = operation, method, nn.Identity()
+        kind: Any = type(layer.quant_method)
+        method: Any = object.__new__(_gated(kind))
+        vars(method).update(attribute(layer.quant_method, "__dict__", {}), operation=operation)
+        layer.quant_method, mlp.act_fn = method, nn.Identity()
     return len(served)
 
 
@@ -73,7 +72,7 @@ class _Gated:
 
 @cache
 def _gated(base: Any) -> Any:
-    return type(base.__name__, (_Gated, base), {"__doc__": base.__doc__})
+    return type(base.__name__, (_Gated, base), {"__doc__": base.__doc__, "__module__": base.__module__})
 
 
 def _is_gated(mlp: Any) -> bool:

@@ -1,5 +1,6 @@
 """vLLM's MLPs whose gate, up and SiLU become one operation: when, what it computes, and which are left."""
 
+from abc import ABC
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,8 @@ from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 K, INNER = 64, 96
 
 
-class UnquantizedLinearMethod:
-    """As vLLM's."""
+class UnquantizedLinearMethod(ABC):
+    """As vLLM's, whose class is no base of a class of the same memory."""
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, layer.weight, bias)

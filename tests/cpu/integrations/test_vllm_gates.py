@@ -1,6 +1,6 @@
 """vLLM's MLPs whose gate, up and SiLU become one operation: when, what it computes, and which are left."""
 
-from abc import ABC
+from abc import ABCMeta
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +18,10 @@ from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 K, INNER = 64, 96
 
 
-class UnquantizedLinearMethod(ABC):
-    """As vLLM's, whose class is no base of a class of the same memory."""
+class UnquantizedLinearMethod(metaclass=ABCMeta):
+    """As vLLM's."""
+
+    __slots__ = ()  # so that an object's class can't become one with a dict
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, layer.weight, bias)

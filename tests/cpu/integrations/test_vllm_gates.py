@@ -1,6 +1,5 @@
 """vLLM's MLPs whose gate, up and SiLU become one operation: when, what it computes, and which are left."""
 
-from abc import ABCMeta
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 K, INNER = 64, 96
 
 
-class UnquantizedLinearMethod(metaclass=ABCMeta):
+class UnquantizedLinearMethod:
     """As vLLM's."""
 
     __slots__ = ()  # so that an object's class can't become one with a dict

@@ -20,6 +20,7 @@ from tritongemm.plugins.contracts import WeightLayout
 
 _IN_A_WORD: Final = 8  # numbers of four bits in an int32
 _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of an int32 where AWQ has the columns 0 to 7
+_MARLIN_WORDS: Final = 128  # of 16 rows along K of 64 columns
 _LESS: Final = {"gptq": 1, "gptq_v2": 0}  # what zero points are stored less
 _LAST: Final = 15  # of the zero points, which are numbers that a weight may have
 
@@ -145,6 +146,51 @@ def pack_compressed_tensors(
     if weight_g_idx is not None and not bool((weight_g_idx == -1).all()):
         _check_groups("weight_g_idx", weight_g_idx, k, scales.shape[0], "actorder")
     return _packed(weight_packed.contiguous().view(torch.uint8), scales, zeros, dtype, order)
+
+
+def pack_marlin(
+    qweight: Tensor,
+    scales: Tensor,
+    qzeros: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    order: str = PLAIN,
+) -> PackedWeight:
+    """Return a weight of int4 in Marlin's order, for activations of 16 bits, as `linear_w4` takes it.
+
+    vLLM and SGLang convert checkpoints to this order when they load them.
+
+    Args:
+        qweight: int32 [K / 16, 2 * N], of K in order (no ``desc_act``).
+        scales: [K / group, N] floats, permuted as Marlin reads them; one group is a factor for each column.
+        qzeros: int32 [K / group, N / 8], permuted likewise; None where the weight is symmetric.
+        dtype: of activations; by default that of the scales.
+        order: as of `linear_w4`.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: what does not belong together.
+
+    Examples:
+        >>> qweight, scales = torch.zeros(16, 128, dtype=torch.int32), torch.ones(2, 64).half()
+        >>> tritongemm.pack_marlin(qweight, scales).weight.shape
+        torch.Size([64, 128])
+    """
+    _check_words("qweight", qweight, "[K / 16, 2 * N]")
+    k, n = qweight.shape[0] * 16, qweight.shape[1] // 2
+    if qweight.shape[1] % _MARLIN_WORDS:
+        raise InputError(f"qweight is {tuple(qweight.shape)}; Marlin's blocks of 64 columns have {_MARLIN_WORDS} words")
+    _check_scales("scales", scales, (k, n))
+    # A thread has of 16 x 16 numbers four neighbours along K, in two pairs 8 apart, of two columns 8 apart.
+    threads = _numbers(qweight).view(k // 16, n // 64, 8, 4, 4, 2, 2, 2)
+    numbers = threads.permute(1, 4, 6, 2, 0, 7, 3, 5).reshape(n, k)
+    zeros = None
+    if qzeros is not None:
+        pairs = _zero_points("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD)).unflatten(-1, (2, 4)).mT
+        zeros = pairs.reshape(-1, 8, 8).mT.reshape(scales.shape)
+    grouped = scales.shape[0] > 1
+    blocks = scales.reshape(-1, 8, 8).mT if grouped else scales.reshape(-1, 4, 4, 2).transpose(1, 2)
+    return _packed(numbers[:, ::2] | numbers[:, 1::2] << 4, blocks.reshape(scales.shape), zeros, dtype, order)
 
 
 def pack_mxfp4(blocks: Tensor, scales: Tensor, *, order: str = PLAIN) -> PackedWeight:

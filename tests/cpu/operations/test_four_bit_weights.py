@@ -275,3 +275,37 @@ def test_quantised_activations_have_factors_of_their_own(granularity: str) -> No
         deviation(tritongemm.linear_w4(q, weight, powers, scale_x=scale_x.flip(-1 if scale_x.dim() > 2 else 0)), exact)
         > 0.1
     )
+
+
+def of_marlin(numbers: Tensor) -> Tensor:
+    """Words of numbers [K, N], thread by thread of a warp, as Marlin's description has them."""
+    k, n = numbers.shape
+    found = torch.empty(k // 16, 2 * n, 8, dtype=torch.int64)
+    for thread in range(32):
+        for tile in range(4):
+            rows = [2 * (thread % 4) + row for row in (0, 1, 8, 9)]
+            columns = [16 * tile + thread // 4, 16 * tile + thread // 4 + 8]
+            eight = [(row, column) for column in columns for row in rows]
+            for place, which in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+                row, column = eight[which]
+                found[:, thread * 4 + tile :: 128, place] = numbers[row::16, column::64]
+    return words(found)
+
+
+@each("zeros", [False, True])
+@each("groups", [1, 4])
+def test_marlins_order_has_the_numbers_that_were_packed(groups: int, zeros: bool) -> None:
+    n, generator = 128, torch.Generator().manual_seed(9)
+    numbers, points = (torch.randint(0, 16, (rows, n), generator=generator) for rows in (K, groups))
+    scales = torch.randint(-10, 11, (groups, n), generator=generator).double().exp2() * 1.25
+    by_groups = [i + 8 * j for i in range(8) for j in range(8)]
+    by_columns = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
+    permuted = scales.reshape(-1, 64)[:, by_groups] if groups > 1 else scales.reshape(-1, 32)[:, by_columns]
+    places = points.reshape(-1, 64)[:, by_groups].reshape(groups, -1, 8)[..., (0, 2, 4, 6, 1, 3, 5, 7)]
+    given = of_marlin(numbers), permuted.reshape(groups, n).bfloat16(), words(places) if zeros else None
+    packed = tritongemm.pack_marlin(*given, order="halves_32")
+    exact = (numbers - (points if zeros else torch.full_like(points, 8)).repeat_interleave(K // groups, 0)).double()
+    exact *= scales.repeat_interleave(K // groups, 0)
+    assert deviation(tritongemm.linear_w4(X, *packed, out_dtype=torch.float32), X.double() @ exact) < 2e-3
+    with pytest.raises(InputError, match="blocks of 64 columns have 128 words"):
+        tritongemm.pack_marlin(given[0][:, :96], given[1])

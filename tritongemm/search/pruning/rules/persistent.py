@@ -239,6 +239,7 @@ def adjacent(config: Config, problem: Problem, target: Target) -> str | None:
     rows, group = cdiv(problem.m, config.block_m), config.group_m
     # Rules see a batch of equal products in place of groups of rows (search/typical.py).
     pays = (rows > 1 and group > 1) if problem.batch > 1 else (rows, group) in ((2, 2), (4, 4))
+    pays |= rows == 1 and bool(config.option("swap_ab"))  # where consecutive programs read the same block of A
     return None if pays else f"adjacent programs of {rows} rows of tiles, in groups of {group}, gain nothing"
 
 

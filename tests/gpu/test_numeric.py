@@ -61,6 +61,9 @@ CONFIGS = (
     Config("ws_tma_swapped", 72, 64, 64, 1, 3, 4, 4, (("swap_ab", 1),)),
     Config("ws_tma_swapped", 136, 128, 64, 4, 1, 8, 5, (("epilogue_parts", 4), ("swap_ab", 1))),  # slots of 136 rows
     Config("ws_tma_swapped", 104, 64, 64, 1, 3, 4, 6, (("swap_ab", 1),)),
+    Config("ws_tma_swapped", 96, 64, 64, 2, 1, 4, 8, (("pair", 1), ("swap_ab", 1))),  # A is fetched for two programs
+    Config("ws_tma_swapped", 96, 128, 64, 2, 1, 8, 6, (("pair", 1), ("swap_ab", 1))),  # and B
+    Config("ws_tma_swapped", 48, 64, 64, 1, 1, 4, 8, (("adjacent", 1), ("swap_ab", 1))),
     Config("ws_tma_swapped", 56, 192, 64, 2, 1, 12, 5, (("share", 1), ("swap_ab", 1))),
     Config("ws_tma", 128, 176, 64, 4, 1, 8, 4, (("epilogue_parts", 4), ("share", 1))),
     Config("ws_tma", 256, 160, 64, 1, 1, 8, 4, (("epilogue_parts", 4),)),

@@ -57,8 +57,9 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     def beside(parts: int) -> int:
         columns = (width - rest) // parts
         if padded:
-            step = width & -width  # columns of a piece of C
-            columns = cdiv(width // step, parts) * step
+            step = width & -width
+            wide = max(step, 64) if width > 64 else step  # columns of a piece of C, but of the last ones
+            columns = cdiv(width // wide, parts) * wide + cdiv(width % wide // step, parts) * step
         elif rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
             columns += rest
         groups = 2 if config.option("alternate") else 1  # with a tile each

@@ -36,7 +36,7 @@ CONFIGS = (
     Config("ws_tma", 128, 128, 64, 8, 1, 8, 4),
     Config("ws_tma", 128, 192, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),  # tiles of two powers of two
     Config("ws_tma", 128, 288, 64, 8, 1, 8, 3, (("epilogue_parts", 2),)),
-    Config("ws_tma", 128, 224, 64, 8, 1, 8, 4, (("epilogue_parts", 2),)),  # in blocks of 256 columns
+    Config("ws_tma", 128, 224, 64, 8, 1, 8, 4, (("epilogue_parts", 4),)),  # in blocks of 256 columns
     Config("ws_tma", 128, 112, 64, 2, 1, 8, 6, (("pair", 1),)),
     Config("ws_tma", 256, 112, 64, 2, 1, 8, 4, (("epilogue_parts", 4), ("pair", 1))),
     Config("ws_tma", 64, 176, 64, 1, 1, 4, 4, (("epilogue_parts", 4),)),

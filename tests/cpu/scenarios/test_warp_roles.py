@@ -34,7 +34,7 @@ SWAPPED = (("epilogue_parts", 4), ("swap_ab", 1))
 WS_SWAPPED = Config("ws_tma_swapped", 264, 128, 64, 4, num_warps=8, num_stages=4, options=SWAPPED)
 WS_SWAPPED_SPLIT = Config("ws_tma_swapped", 72, 64, 64, 1, 3, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
 TMA = Config("tma", 16, 32, 16, 2, 2)
-WS_PADDED = Config("ws_tma", 128, 224, 64, 2, num_warps=8, num_stages=4, options=(("epilogue_parts", 2),))
+WS_PADDED = Config("ws_tma", 128, 224, 64, 2, num_warps=8, num_stages=4, options=(("epilogue_parts", 4),))
 NOT_PADDED = "block_n must be a power of two, the sum of two, or a multiple of 8 up to 256"
 OF_EACH_GROUP = "a power of two for each of the 2 groups of 4 warps"
 

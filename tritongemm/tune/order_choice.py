@@ -20,7 +20,6 @@ BUDGET, FINALISTS = 24, 4  # configs tried of each order at each of them, and th
 _SHARE_OF_TIME = 0.1  # of a run of limited time, which the races of each order may take
 _LEAST_S = 8.0  # less time than this gives no order a fair race
 _NO_SPEED = 1e-3  # of an order that has no kernel at a size
-_NO_LOSS = 0.95  # speed from which an order loses too little to be passed over for it
 _ALIKE = 0.98  # share of the best order's least speed from which an order is compared by its mean
 
 
@@ -33,8 +32,8 @@ def choose(
 ) -> None:
     """Decide on the order of each product of a run that may have several: that of its stored results, or by races.
 
-    At some M of a product, from the least to the largest, its orders are compared with the library. Of those that lose
-    little to it at each the fastest on average is taken, or without one those whose least speeds are the greatest.
+    At some M of a product, from the least to the largest, its orders are compared with the library. The one whose least
+    share of its speed is the greatest is taken, and of several that are alike in this the fastest on average.
 
     Args:
         run: its options have the orders of each product.
@@ -90,10 +89,10 @@ def choose_order(speeds: Sequence[Sequence[float]], weights: Sequence[float]) ->
     """Return the place of the order to take.
 
     Args:
-        speeds: of each order at each size, over the library's or the fastest order's.
+        speeds: of each order at each size, over the library's or the fastest order's; more than 1 is no loss.
         weights: of each size in the mean.
     """
-    least = [min(_NO_LOSS, *own) for own in speeds]
+    least = [min(1.0, *own) for own in speeds]
     alike = [place for place, share in enumerate(least) if share >= _ALIKE * max(least)]
     return max(alike, key=lambda place: _mean(speeds[place], weights))
 

@@ -22,6 +22,7 @@ FEWEST_ROUNDS = 10
 BRIEF_ROUNDS = 7  # the same of a brief race: fewer can show no entry to be faster than another
 ROUNDS_PER_DECISION = 5  # rounds between two tests of whether the race is decided; a test takes as long as a round
 SOAK_SECONDS = 0.025  # seconds for which an entry runs before each of its samples at sustained power
+HEATING_ROUNDS = 5  # rounds of that without samples: a power limit follows in a second
 MOST_TIMES_AS_MANY_ROUNDS = 4  # how many times the protocol's rounds an undecided race may take
 
 
@@ -40,9 +41,9 @@ class RaceEntry:
         """Name of its samples."""
         return self.config.name if self.config else BASELINE_ENTRY
 
-    def soak(self, clock: Clock) -> None:
-        """Run without pause until the GPU's clock is that of a long job of this entry, if it has a sample."""
-        for _ in range(math.ceil(SOAK_SECONDS / (self.samples[-1] * self.launches)) if self.samples else 0):
+    def soak(self, clock: Clock, seconds: float) -> None:
+        """Run without pause until the GPU's clock is that of a long job of this entry, a launch of which takes seconds."""
+        for _ in range(math.ceil(SOAK_SECONDS / (seconds * self.launches))):
             self.time(clock)
 
     def time(self, clock: Clock) -> float:
@@ -93,6 +94,9 @@ def run_race(
         for entry in order.sample(entries, len(entries)):
             rested.setdefault(entry.name, []).append(entry.time(clock))
             time.sleep(rested[entry.name][-1] * entry.launches)
+    for _ in range(HEATING_ROUNDS if operands.sustained else 0):
+        for entry in entries:
+            entry.soak(clock, rested[entry.name][-1])
     running, deadline = list(entries), time.perf_counter() + LIMIT_SECONDS
     for done in range(1, MOST_TIMES_AS_MANY_ROUNDS * rounds + 1):
         for entry in order.sample(running, len(running)):
@@ -101,10 +105,12 @@ def run_race(
             if lead_in:
                 lead_in()
             if operands.sustained:
-                entry.soak(clock)
+                entry.soak(clock, rested[entry.name][-1])
             entry.samples.append(entry.time(clock))
             operands.rest(entry.samples[-1] * entry.launches)
-        running, decided = _after_round(done, running, brief)
+        staying, decided = _after_round(done, running, brief)
+        # Of a GPU whose clock still falls, one that left early would have the faster rounds.
+        running = running if operands.sustained else staying
         if done >= fewest and (brief or (decided and done >= rounds) or time.perf_counter() > deadline):
             break
     yield RaceSamples({e.name: e.samples for e in entries}, rested)

@@ -42,7 +42,7 @@ class RaceEntry:
         return self.config.name if self.config else BASELINE_ENTRY
 
     def soak(self, clock: Clock, seconds: float) -> None:
-        """Run without pause until the GPU's clock is that of a long job of this entry, a launch of which takes seconds."""
+        """Run without pause until the clock is that of a long job of this entry, a launch of which takes `seconds`."""
         for _ in range(math.ceil(SOAK_SECONDS / (seconds * self.launches))):
             self.time(clock)
 
@@ -89,14 +89,7 @@ def run_race(
     yield NowRacing("")
     rounds = max(FEWEST_ROUNDS, math.ceil(protocol.iters / max((e.launches for e in entries), default=1)))
     fewest = BRIEF_ROUNDS if brief else FEWEST_ROUNDS
-    rested: dict[str, list[float]] = {}
-    for _ in range(BRIEF_ROUNDS if operands.sustained else 0):
-        for entry in order.sample(entries, len(entries)):
-            rested.setdefault(entry.name, []).append(entry.time(clock))
-            time.sleep(rested[entry.name][-1] * entry.launches)
-    for _ in range(HEATING_ROUNDS if operands.sustained else 0):
-        for entry in entries:
-            entry.soak(clock, rested[entry.name][-1])
+    rested = _heat(entries, clock, order) if operands.sustained else {}
     running, deadline = list(entries), time.perf_counter() + LIMIT_SECONDS
     for done in range(1, MOST_TIMES_AS_MANY_ROUNDS * rounds + 1):
         for entry in order.sample(running, len(running)):
@@ -114,6 +107,18 @@ def run_race(
         if done >= fewest and (brief or (decided and done >= rounds) or time.perf_counter() > deadline):
             break
     yield RaceSamples({e.name: e.samples for e in entries}, rested)
+
+
+def _heat(entries: Sequence[RaceEntry], clock: Clock, order: random.Random) -> dict[str, list[float]]:
+    """Take samples after rests, then work until the power limit holds the GPU's clock; return the samples by name."""
+    rested: dict[str, list[float]] = {entry.name: [] for entry in entries}
+    for _ in range(BRIEF_ROUNDS):
+        for entry in order.sample(entries, len(entries)):
+            rested[entry.name].append(entry.time(clock))
+            time.sleep(rested[entry.name][-1] * entry.launches)
+    for entry in [*entries] * HEATING_ROUNDS:
+        entry.soak(clock, rested[entry.name][-1])
+    return rested
 
 
 def _after_round(done: int, running: list[RaceEntry], brief: bool) -> tuple[list[RaceEntry], bool]:

@@ -21,6 +21,7 @@ from tritongemm.serving.winners import baseline_won
 
 _LAYERS = ("LinearBase", "ParallelLMHead")  # classes of both servers
 _KERNELS = ("fp8_linear", "kernel", "linear_kernel")  # attributes of a method or a scheme: what multiplies
+_PACKED_EXPERTS = ("w13_weight", "w13_weight_packed", "w13_qweight")  # weights that no row serves
 _PLAIN = "Unquantized"  # what the names of methods without quantisation begin with
 
 
@@ -74,6 +75,8 @@ def describe(model: nn.Module, invariant: bool = False) -> str:
             reasons = [why_not(module, name, _is_grouped, _is_grouped) for name in ("w13_weight", "w2_weight")]
             other = _mixture_is_of(module.quant_method)
             found["mixtures of experts"][f"of {other}" if other else max(reasons)] += 1
+        elif any(attribute(module, name) is not None for name in _PACKED_EXPERTS):
+            found["mixtures of experts"][f"of {_mixture_is_of(module.quant_method) or _computed_by(module)}"] += 1
     parts = [f"{reasons['']} of {reasons.total()} {kind}" for kind, reasons in found.items() if reasons]
     unserved = sum(found.values(), Counter[str]())
     del unserved[""]

@@ -91,3 +91,12 @@ def test_mixtures_with_rows_are_served(
     assert loaded_model.describe(left).endswith(
         "computes 1 of four bits that would leave less than half of the GPU's memory"
     )
+
+
+def test_experts_of_other_packings_are_counted() -> None:
+    layer = nn.Module()
+    layer.w13_weight_packed, layer.quant_method = torch.zeros(1), kind("CompressedTensorsWNA16MoEMethod")
+    assert loaded_model.describe(layer) == (
+        "tuned kernels serve 0 of 1 mixtures of experts of Module; the server itself computes 1 of "
+        "CompressedTensorsWNA16MoEMethod"
+    )

@@ -16,8 +16,8 @@ LEAST_GROUP_ROWS = 4
 SLICED_ROWS, LEAST_WARPS, SLICED_COLUMNS, SLICE, SLICE_STAGES = 16, 7, 64, 128, 4
 # Most rows for which groups of four warps with columns of their own were never the fastest.
 UNSLICED_ROWS = 8
-# Columns of each of their warps, and most elements of their blocks along K.
-WARP_COLUMNS, UNSLICED_K = 16, 256
+# Columns of each of their warps, or with few rows four times as many; the most of such rows, and of a block along K.
+WARP_COLUMNS, WIDE_WARP_ROWS, UNSLICED_K = 16, 32, 256
 
 
 def _power_of_two_above(size: int, least: int) -> int:
@@ -168,7 +168,8 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
     if shared:
         slow = unlike or config.num_stages > SLICE_STAGES or config.block_n > SLICED_COLUMNS
     else:
-        slow = config.block_n != WARP_COLUMNS * config.num_warps or slice_k > UNSLICED_K
+        columns = (WARP_COLUMNS, WARP_COLUMNS * (4 if problem.m <= WIDE_WARP_ROWS else 1))
+        slow = config.block_n // config.num_warps not in columns or slice_k > UNSLICED_K
     shape = f"BN {config.block_n} and {slice_k} along K a warp, {config.num_warps} warps, {config.num_stages} stages"
     return f"{shape}: never the fastest" if slow else None
 

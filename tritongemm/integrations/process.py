@@ -22,6 +22,8 @@ Found = TypeVar("Found")
 
 EVERY_LAYER: Final = "layer"
 _MOVED: Final = "this %s is not as the plug-in knows it (%s); tuned kernels serve no %s"
+_UNREADABLE: Final = "%s: this %s is not as the plug-in knows it (%s); it is computed as without tuned kernels"
+_REASONS: Final = 8  # that are logged, as one may name the sizes of a call
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
@@ -102,20 +104,20 @@ def require_parameters(function: Callable[..., Any], hook: Callable[..., Any], b
 
 
 def guarded(server: str, served: str, read: Callable[..., Found | None]) -> Callable[..., Found | None]:
-    """Return a function that reads a server's call; from the first call on that is not as `read` knows it, None.
+    """Return a function that reads a server's layer or call; None for one that is not as `read` knows it.
 
-    An error says then what is not served, and why.
+    Others are read as before. An error says, once for each reason, what is not served, and why.
     """
-    moved: list[Exception] = []
+    said: set[str] = set()
 
     def read_known(*given: Any, **named: Any) -> Found | None:
-        if moved:
-            return None
         try:
             return read(*given, **named)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            moved.append(error)
-            LOG.error(_MOVED, server, error, served)
+        except Exception as error:  # The server runs without us, whatever its objects are.
+            why = f"{type(error).__name__}: {error}"
+            if why not in said and len(said) < _REASONS:
+                said.add(why)
+                LOG.error(_UNREADABLE, server, served, why)
             return None
 
     return read_known

@@ -37,7 +37,7 @@ def make_hook() -> Hook:
             return None
         return _of_blocks(layer, layer.weight_scale_inv, x, bias)
 
-    return _serving("fp8 layers", read)
+    return _serving("fp8 layer", read)
 
 
 def make_hook_of_scheme() -> Hook:
@@ -46,7 +46,7 @@ def make_hook_of_scheme() -> Hook:
     def read(scheme: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> BlockOperands | None:
         return None if scheme.weight_block_size is None else _of_blocks(layer, layer.weight_scale, x, bias)
 
-    return _serving("fp8 layers in blocks of compressed-tensors", read)
+    return _serving("fp8 layer in blocks of compressed-tensors", read)
 
 
 def make_hook_of_rows() -> Hook:
@@ -66,7 +66,7 @@ def make_hook_of_rows() -> Hook:
             return None
         return BlockOperands(mat_a, plain(mat_b).t(), plain(scales_b), scales_a, plain(bias), out_dtype)
 
-    return _serving("fp8 layers with a factor per row", read)
+    return _serving("fp8 layer with a factor per row", read)
 
 
 def has_factors_of_rows(layer: Any) -> bool:

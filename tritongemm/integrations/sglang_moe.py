@@ -49,7 +49,7 @@ def make_hook() -> Callable[..., Any]:
         weights, ids, *_ = topk_output
         return MixtureOperands(hidden_states, w1, w2, weights, ids, "silu", *scales)
 
-    known = guarded("SGLang", "mixtures of experts", read)
+    known = guarded("SGLang", "mixture of experts", read)
 
     def serve_experts(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
         asked = {**dict(zip(_FIRST, given, strict=False)), **named}

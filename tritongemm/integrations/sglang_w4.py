@@ -37,7 +37,7 @@ def hooks() -> Iterator[tuple[str, str, Callable[[], Callable[..., Any]]]]:
 
 def make_hook_of_loading() -> Callable[..., None]:
     """Return the hook that converts a layer's weight: ``hook(original, scheme, layer)``."""
-    known: Callable[..., PackedWeight | str | None] = guarded("SGLang", "int4 layers", _convert)
+    known: Callable[..., PackedWeight | str | None] = guarded("SGLang", "int4 layer", _convert)
 
     def convert(original: Callable[..., None], scheme: Any, layer: Any) -> None:
         int4_layers.keep(layer, known(scheme, layer))

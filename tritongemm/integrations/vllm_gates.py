@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from tritongemm.integrations.process import attribute, define_opaque, plain
+from tritongemm.integrations.process import attribute, define_opaque, guarded, plain
 from tritongemm.operations.linear_act import interleave_gate_up
 from tritongemm.operations.served_problems import layer_problem
 from tritongemm.operations.torch_products import DTYPE_NAMES
@@ -28,9 +28,10 @@ _TYPES: Final = (torch.bfloat16, torch.float16)
 
 def serve(model: nn.Module) -> int:
     """Make gate, up and SiLU of a loaded model's MLPs one operation where rows are faster; return how many."""
-    owners = Counter(weight.data_ptr() for weight in model.parameters())
-    served = [mlp for mlp in model.modules() if _is_gated(mlp) and owners[mlp.gate_up_proj.weight.data_ptr()] == 1]
-    served = [mlp for mlp in served if _has_rows(mlp.gate_up_proj.weight)]
+    known = guarded("vLLM", "gated MLP", lambda mlp: _is_gated(mlp) and _has_rows(mlp.gate_up_proj.weight))
+    served = [mlp for mlp in model.modules() if known(mlp)]
+    owners = Counter(weight.data_ptr() for weight in model.parameters()) if served else Counter[int]()
+    served = [mlp for mlp in served if owners[mlp.gate_up_proj.weight.data_ptr()] == 1]
     operation = (
         define_opaque("vllm_gated_linear", "(Tensor x, Tensor w) -> Tensor", _compute, _infer) if served else None
     )

@@ -65,7 +65,10 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
     """
     if unknown := named.keys() - _ARGUMENTS:
         raise TypeError(f"a mixture has the argument {min(unknown)}")
-    experts, x, w1, w2 = kernel.fused_experts, named["hidden_states"], plain(named["w1"]), plain(named["w2"])
+    experts = kernel.fused_experts
+    if type(experts).__name__ not in EXPERTS or type(kernel.prepare_finalize).__name__ != _PREPARES:
+        return None  # whose weights may be no tensors
+    x, w1, w2 = named["hidden_states"], plain(named["w1"]), plain(named["w2"])
     config, routing = experts.quant_config, (named["topk_weights"], named["topk_ids"])
     scales: tuple[Tensor | None, Tensor | None] = config.w1_scale, config.w2_scale
     if scales == (None, None):
@@ -77,8 +80,6 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
         is_known &= all(one is not None for one in scales)
     if (
         not is_known
-        or type(experts).__name__ not in EXPERTS
-        or type(kernel.prepare_finalize).__name__ != _PREPARES
         or named["activation"].value != "silu"
         or named.get("expert_map") is not None
         or named.get("apply_router_weight_on_input")

@@ -98,7 +98,7 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
     moved = kinds[0](SimpleNamespace(result_dtype=torch.bfloat16))  # as of a version that has another name for it
     moved.config.out_dtype = torch.bfloat16
     assert bool((moved.apply_block_scaled_mm(*operands(M)) == kinds[0].answer).all()) and not calls
-    assert "no attribute 'out_dtype'); tuned kernels serve no fp8 layer in blocks" in caplog.text
+    assert "no attribute 'out_dtype'); it is computed as without tuned kernels" in caplog.text
 
 
 @pytest.mark.parametrize("order", ["", f"1x{K} blocks of 128 by wgmma"])
@@ -253,9 +253,10 @@ def test_sglangs_method_computes_what_no_row_holds_for(
     for _ in range(2):
         assert bool((served.apply(layer, x) == 7).all())
     (line,) = (r.getMessage() for r in caplog.records)
-    assert "this SGLang is not as the plug-in knows it" in line and line.endswith(
-        "'use_mxfp8'); tuned kernels serve no fp8 layers"
-    )
+    assert line.startswith("SGLang: this fp8 layer is not as") and "has no attribute 'use_mxfp8'" in line
+    assert bool((method(block_quant=True).apply(layer, x) == 7).all())
+    mode.is_batch_invariant_mode_enabled = lambda: False
+    assert bool((method(block_quant=True).apply(layer, x) == 3).all())
 
 
 def test_sglangs_other_fp8_layers(

@@ -190,7 +190,14 @@ def test_vllms_mixtures(
     for _ in range(2):  # of another version
         assert bool((kernel.apply(**mixture(16), routed_scaling_factor=2.5) == 9).all())
     (line,) = (r.getMessage() for r in caplog.records)
-    assert "(a mixture has the argument routed_scaling_factor); tuned kernels serve no mixture of experts" in line
+    assert "this mixture of experts is not as" in line and "a mixture has the argument routed_scaling_factor" in line
+    of_other = type("OAITritonExperts", (), {"quant_config": property(lambda own: 1 // 0)})()
+    experts.quant_config.gemm1_alpha = None
+    for other in (of_other, experts):  # a layer that can't be read costs no other one
+        unread = modular.FusedMoEKernelModularImpl(prepares, other)
+        assert bool((unread.apply(**{**mixture(16, scaled=scaled), "w1": SimpleNamespace()}) == 9).all())
+    kernel.fused_experts = experts
+    assert bool((kernel.apply(**mixture(16, scaled=scaled)) == 3).all()) and len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -201,7 +201,7 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
     if span and of_a and of_a.dtype == "fp32" and of_a.depth % config.block_k:
         return f"block_k must divide the {of_a.depth} elements along K of one scale of A, not {config.block_k}"
     complete = span and config.block_k % problem.scale_depth == 0
-    if span and not complete and problem.b.scaling and problem.b.scaling.dtype == "e8m0":
+    if span and not complete and problem.b.dtype == "fp4e2m1":
         return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
     if complete:
         return None

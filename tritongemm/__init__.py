@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tritongemm.operations.four_bit_weights import pack_gptq as pack_gptq
     from tritongemm.operations.four_bit_weights import pack_marlin as pack_marlin
     from tritongemm.operations.four_bit_weights import pack_mxfp4 as pack_mxfp4
+    from tritongemm.operations.four_bit_weights import pack_nvfp4 as pack_nvfp4
     from tritongemm.operations.linear_act import interleave_gate_up as interleave_gate_up
     from tritongemm.serving.added_operations import linear_act as linear_act
     from tritongemm.serving.added_operations import linear_act_quantize as linear_act_quantize
@@ -60,7 +61,7 @@ _NAMES = {
     "serving.mixtures": "fused_moe",
     "operations.checks": "check_scales",
     "operations.linear_act": "interleave_gate_up",
-    "operations.four_bit_weights": "pack_awq pack_compressed_tensors pack_gptq pack_marlin pack_mxfp4",
+    "operations.four_bit_weights": "pack_awq pack_compressed_tensors pack_gptq pack_marlin pack_mxfp4 pack_nvfp4",
     "serving.patch": "patch",
     "serving.quantize": "quantize",
     "serving.products": "bmm grouped_mm scaled_bmm scaled_mm",

@@ -31,6 +31,7 @@ CASES = {
     "a16w4": ("bf16", "int4", ("weight_128_zeros", "weight_32_zeros", "weight_32"), "halves_32"),
     "a16w4 fp16": ("fp16", "int4", ("weight_64_zeros_fp16",), "plain"),
     "a16w4 fp4": ("bf16", "fp4e2m1", ("weight_mx",), "halves_32"),
+    "a16w4 nvfp4": ("bf16", "fp4e2m1", ("weight_16",), "plain"),
     "a8w4": ("fp8", "fp4e2m1", ("mx", "row_weight_mx", "block_weight_mx", "block_rows_weight_mx"), "halves_32"),
     "a8w4 int4": ("fp8", "int4", ("row_weight_128_zeros", "block_weight_128"), "plain"),
     "a8w4 int8": ("int8", "int4", ("row_weight_64",), "halves_32"),

@@ -69,6 +69,7 @@ ScalePair: TypeAlias = "tuple[Scaling | None, Scaling | None]"
 NO_SCALES: ScalePair = (None, None)
 SCALED_BLOCK = 128  # Elements along K, and columns of B, that share a float32 factor where factors change along K.
 MX_DEPTH = 32  # Elements along K that share a power of two.
+NV_DEPTH = 16  # Elements along K of fp4 that share a factor which is no power of two (nvfp4).
 PADDED_ROWS = 4  # Float32 factors that are the 16 bytes of which strides must be a multiple for TMA.
 _BLOCK = Scaling(rows=SCALED_BLOCK, depth=SCALED_BLOCK)
 _GROUP = Scaling(depth=SCALED_BLOCK)
@@ -97,6 +98,7 @@ GRANULARITIES: dict[str, ScalePair] = {
     "mx": (_MX, _MX),
     "mx_shuffled": (_MX_SHUFFLED, _MX_SHUFFLED),
     "weight_mx": (None, _MX),
+    "weight_16": (None, Scaling("bf16", depth=NV_DEPTH, layout="groups")),
     **_OF_WEIGHTS,
 }
 # Of a weight of four bits beside an A of eight: factors of A as of the first word, of the weight as of the others.

@@ -11,7 +11,7 @@ from torch import Tensor
 from tritongemm.core.dtypes import E8M0_NAN, INT4_ZERO
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN
-from tritongemm.core.scaling import MX_DEPTH, WEIGHT_DEPTHS
+from tritongemm.core.scaling import MX_DEPTH, NV_DEPTH, WEIGHT_DEPTHS
 from tritongemm.operations.checks import check_tensors
 from tritongemm.operations.factors import EXPONENTS
 from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
@@ -22,6 +22,7 @@ _IN_A_WORD: Final = 8  # numbers of four bits in an int32
 _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of an int32 where AWQ has the columns 0 to 7
 _MARLIN_WORDS: Final = 128  # of 16 rows along K of 64 columns
 _LESS: Final = {"gptq": 1, "gptq_v2": 0}  # what zero points are stored less
+_MULTIPLIES: Final = {"modelopt": True, "compressed-tensors": False}  # whether nvfp4's second factor does
 _LAST: Final = 15  # of the zero points, which are numbers that a weight may have
 
 
@@ -29,7 +30,8 @@ class PackedWeight(NamedTuple):
     """A weight as `linear_w4` takes it: ``linear_w4(x, *packed)``."""
 
     weight: Tensor  # bytes [..., N, K / 2]
-    # Factors [K / 32, N] (or 64, 128) of int4, with zero points [K / 32, 2, N]; e8m0 [..., N, K / 32] of fp4.
+    # Factors [K / 32, N] (or 64, 128) of int4, with zero points [K / 32, 2, N]; of fp4 e8m0
+    # [..., N, K / 32] or bfloat16 [K / 16, N].
     scale: Tensor
     order: str  # memory layout of the bytes
 
@@ -221,6 +223,56 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor, *, order: str = PLAIN) -> PackedW
     if bool((scales.view(torch.uint8) == E8M0_NAN).any()):
         raise InputError("scales hold NaN")
     return _ordered(blocks.flatten(-2).contiguous(), scales, torch.bfloat16, order)
+
+
+def pack_nvfp4(
+    weight: Tensor,
+    weight_scale: Tensor,
+    global_scale: Tensor,
+    *,
+    checkpoint_format: str = "modelopt",
+    order: str = PLAIN,
+) -> PackedWeight:
+    """Return a weight of nvfp4 as `linear_w4` takes it, with one factor in bfloat16 for each 16 numbers along K.
+
+    Args:
+        weight: bytes [N, K / 2], each of two numbers e2m1, the earlier one in the low half.
+        weight_scale: [N, K / 16] of ``torch.float8_e4m3fn``.
+        global_scale: a float32 for all of them, ``weight_scale_2`` of modelopt, ``weight_global_scale`` of
+            compressed-tensors.
+        checkpoint_format: ``modelopt``, whose factors are multiplied by it, or ``compressed-tensors``, divided by it.
+        order: as of `linear_w4`.
+
+    Raises:
+        TypeError: an operand is no tensor.
+        InputError: what does not belong together, or a factor that is NaN or infinite.
+
+    Examples:
+        >>> weight, scale = torch.zeros(64, 128, dtype=torch.uint8), torch.ones(64, 16).to(torch.float8_e4m3fn)
+        >>> tritongemm.pack_nvfp4(weight, scale, torch.tensor(0.5)).scale.shape
+        torch.Size([16, 64])
+    """
+    check_tensors({"weight": weight, "weight_scale": weight_scale, "global_scale": global_scale})
+    if checkpoint_format not in _MULTIPLIES:
+        raise InputError(f"checkpoint_format is {checkpoint_format!r}; there are: {', '.join(_MULTIPLIES)}")
+    is_weight = weight.dtype == torch.uint8 and weight.dim() == 2 and weight.numel() > 0
+    groups = (weight.shape[0], 2 * weight.shape[1] // NV_DEPTH) if is_weight else ()
+    if not is_weight or 2 * weight.shape[1] % NV_DEPTH or tuple(weight_scale.shape) != groups:
+        raise InputError(
+            f"weight is {weight.dtype} {tuple(weight.shape)}, weight_scale {tuple(weight_scale.shape)}; they are uint8 "
+            f"[N, K / 2] and [N, K / {NV_DEPTH}]"
+        )
+    if weight_scale.dtype != torch.float8_e4m3fn or global_scale.dtype != torch.float32 or global_scale.numel() != 1:
+        raise InputError(
+            f"weight_scale is {weight_scale.dtype}, global_scale {global_scale.dtype} {tuple(global_scale.shape)}; "
+            "they are float8_e4m3fn, in rows, and one float32: split layers that are stored as one"
+        )
+    second = global_scale.detach().reshape(())
+    factors = weight_scale.detach().float().t() * (second if _MULTIPLIES[checkpoint_format] else second.reciprocal())
+    factors = factors.bfloat16().contiguous()
+    if not bool(factors.isfinite().all()):
+        raise InputError("weight_scale by global_scale holds NaN or infinity, as torch.bfloat16")
+    return _ordered(weight.detach().contiguous(), factors, torch.bfloat16, order)
 
 
 def depth_of(group: int) -> int:

@@ -10,7 +10,7 @@ from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
-from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
+from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, NV_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.support import Support
 from tritongemm.numerics import scale_factors
 from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_fit, check_tensors
@@ -163,22 +163,27 @@ def read_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype, order: str) -
         name, suffix, depth = "fp4e2m1", "mx", MX_DEPTH
         fits = tuple(scale.shape) == (n, k // depth) and not k % depth
     else:
-        if scale.dtype != dtype:
-            raise InputError(
-                f"scale is {scale.dtype}; of fp4 it is e8m0 (uint8), of int4 x's type: convert it to {dtype} once"
-            )
         zeros = scale.dim() == 3
         groups = scale.shape[0] if scale.dim() in (2, 3) else 0
         depth = cdiv(k, groups) if groups else 0
-        fits = depth in WEIGHT_DEPTHS and not k % depth and tuple(scale.shape) == (k // depth, *(2,) * zeros, n)
-        name, suffix = "int4", f"{depth}{'_zeros' * zeros}{'_fp16' * (dtype == torch.float16)}"
+        of_fp4 = depth == NV_DEPTH and not zeros
+        wanted = torch.bfloat16 if of_fp4 else dtype
+        if scale.dtype != wanted:
+            raise InputError(
+                f"scale is {scale.dtype}; of fp4 it is e8m0 (uint8), of int4 x's type: convert it to {wanted} once"
+            )
+        of_int4 = depth in WEIGHT_DEPTHS
+        fits = (of_fp4 or of_int4) and not k % depth and tuple(scale.shape) == (k // depth, *(2,) * zeros, n)
+        suffix = f"{depth}{'_zeros' * zeros}{'_fp16' * (wanted == torch.float16)}"
+        name = "fp4e2m1" if of_fp4 else "int4"
     if not fits:
         if k % MX_DEPTH:
             raise InputError(f"weight is {tuple(weight.shape)}: K={k} is no multiple of {MX_DEPTH}, the shortest group")
         groups = " or ".join(f"{k // each}" for each in reversed(WEIGHT_DEPTHS) if not k % each)
         raise InputError(
             f"scale is {scale.dtype} {tuple(scale.shape)}; for N={n}, K={k} it is [{groups} groups of 128, 64 or 32, "
-            f"{n}] of int4, with zero points [groups, 2, {n}], or [{n}, {k // MX_DEPTH}] e8m0 of fp4: groups divide K"
+            f"{n}] of int4, with zero points [groups, 2, {n}], or of fp4 [{n}, {k // MX_DEPTH}] e8m0 or "
+            f"[{k // NV_DEPTH}, {n}] bfloat16: groups divide K"
         )
     _, scaling = GRANULARITIES[f"weight_{suffix}"]
     b = Operand(name, row_major=False, order=order, scaling=scaling)
@@ -197,6 +202,8 @@ def dequantize(weight: Tensor, scale: Tensor, order: str, dtype: torch.dtype) ->
     bits = torch.stack((weight & 15, weight >> 4), -1).flatten(-2)
     if scale.dtype in EXPONENTS:
         numbers, factors = scale_factors.fp4_of_bits(bits, dtype), scale_factors.exponents_as_numbers(scale).to(dtype)
+    elif scale.dim() == 2 and bits.shape[-1] == NV_DEPTH * scale.shape[0]:
+        numbers, factors = scale_factors.fp4_of_bits(bits, dtype), scale.t().to(dtype)
     else:
         numbers, factors = bits.to(dtype) - INT4_ZERO, (scale if scale.dim() == 2 else scale[:, 0]).t().to(dtype)
         if scale.dim() == 3:

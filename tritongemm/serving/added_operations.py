@@ -101,15 +101,15 @@ def linear_w4(
     """Compute x @ (weight * scale).T (+ bias) with the tuned kernel for this size, else with PyTorch.
 
     The weight is int4, whose bits are the number plus 8, with a factor for each 32, 64 or 128 numbers along K, and
-    zero points if they have some, or fp4 (e2m1) with a power of two for each 32 (mxfp4). `pack_gptq`, `pack_awq`,
-    `pack_compressed_tensors` and `pack_mxfp4` convert checkpoints' weights: ``linear_w4(x, *packed, bias=bias)``.
-    PyTorch dequantises the weight at each call.
+    zero points if they have some, or fp4 (e2m1) with a power of two for each 32 (mxfp4) or a factor for each 16
+    (nvfp4). `pack_gptq`, `pack_awq`, `pack_compressed_tensors`, `pack_mxfp4` and `pack_nvfp4` convert checkpoints'
+    weights: ``linear_w4(x, *packed, bias=bias)``. PyTorch dequantises the weight at each call.
 
     Args:
         x: [..., K] of bfloat16 or float16, contiguous for tuned kernels; with `scale_x` of fp8 or int8.
         weight: bytes [N, K / 2], each of two numbers, the earlier one in the low half, or as `order` says.
         scale: [K / 32, N], [K / 64, N] or [K / 128, N] in x's type of int4, or [K / 128, 2, N] with the zero points,
-            less 8, of each group behind its factors; e8m0 [N, K / 32] of fp4.
+            less 8, of each group behind its factors; of fp4 e8m0 [N, K / 32] or bfloat16 [K / 16, N].
         order: memory layout of the weight: ``plain``, or a plug-in of numerics/weight_layouts, e.g. ``halves_128``.
         bias: [N] or None.
         out_dtype: x's by default, bfloat16 with `scale_x`; bfloat16, float16 or float32.

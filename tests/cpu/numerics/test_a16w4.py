@@ -28,6 +28,7 @@ PLAIN = Problem(19, 40, 384, *matrices("bf16", "int4", "bf16", layout="TN"))
 INT4 = FAMILY.problem(PLAIN)
 ZEROS = FAMILY.problem(PLAIN, "weight_128_zeros")
 FP4 = FAMILY.problem(replace(PLAIN, b=PLAIN.b._replace(dtype="fp4e2m1")))
+NVFP4 = FAMILY.problem(replace(FP4, k=400, b=FP4.b._replace(scaling=None)), "weight_16")
 GROUPS = Groups(4, 0, "captured", (5, 0, 11, 3))
 IN_GROUPS = replace(ZEROS, groups=GROUPS)
 FP8 = registry.get(Family, "a8w4")
@@ -62,6 +63,9 @@ def in_order(problem: Problem, order: str) -> Problem:
         (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
         (in_order(ZEROS, "halves_128"), SM90),
         (FP4, SM90),
+        (NVFP4, SM90),
+        (replace(NVFP4, groups=replace(GROUPS, room=11)), GFX942),
+        (replace(in_order(NVFP4, "fragments"), n=48, k=384), SM90),
         (FP8.problem(MX), GFX942),
         (FP8.problem(BY_INT4, "row_weight_64_zeros"), SM90),
         (in_order(IN_GROUPS, "halves_128"), GFX942),
@@ -98,11 +102,12 @@ def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: T
         ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2, INT4),
         ("(tl.minimum(k + 1, blocks - 1) * BLOCK_K // 128).to(tl.int64) * N * 2 + N", "N", 1, ZEROS),
         ("zeros = tl.load(of_b_at + N)", "zeros = tl.load(of_b_at)", 2, ZEROS),
+        ("* (BLOCK_K // 16) + tl", "* (BLOCK_K // 16) + 1 + tl", 0, NVFP4),
         ("tl.join(q0, q2)", "tl.join(q0, q1)", 0, IN_FRAGMENTS),
         ("* SLICE) // 128", "* SLICE) // 256", 1, IN_FRAGMENTS),
     ],
     ids=["swapped halves", "another zero", "factors of the block before", "the first factors", "the first zero points",
-         "factors as zero points", "numbers of a word", "factors of another warp"],
+         "factors as zero points", "factors of the next 16", "numbers of a word", "factors of another warp"],
 )  # fmt: skip
 def test_wrong_kernels_are_noticed(
     interpreter: LentProcess, old: str, new: str, config: int, problem: Problem, tmp_path: Path
@@ -114,6 +119,18 @@ def test_wrong_kernels_are_noticed(
     assert old in text
     ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, chosen, text.replace(old, new)), 60)
     assert error > tolerance
+
+
+def test_the_reference_of_nvfp4_is_what_the_bytes_say() -> None:
+    operands = FAMILY.make_inputs(NVFP4, "cpu")
+    a, b, scale = operands["a"].double(), operands["b"], operands["scale_b"]
+    assert scale.shape == (25, 40) and scale.dtype == torch.bfloat16 and b.shape == (200, 40)
+    magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    values = [*magnitudes, *(-one for one in magnitudes)]
+    exact = FAMILY.reference(NVFP4, operands)
+    for i, j in ((0, 0), (18, 39)):
+        weights = [values[int(b[k // 2, j]) >> 4 * (k % 2) & 15] * float(scale[k // 16, j]) for k in range(400)]
+        assert float(exact[i, j]) == pytest.approx(sum(float(a[i, k]) * weights[k] for k in range(400)), rel=1e-12)
 
 
 @pytest.mark.parametrize("problem", [INT4, ZEROS], ids=["symmetric", "zero points"])
@@ -171,6 +188,8 @@ def test_what_it_is_for() -> None:
         (replace(INT4, k=320), "K a multiple of 128: each 128 numbers"),
         (replace(INT4, c=Operand("int32")), "bf16, fp16 or fp32, not int32"),
         (replace(FP4, a=Operand("fp16")), "fp4 by bf16"),
+        (in_order(NVFP4, "halves_32"), "multiples of 32"),
+        (replace(NVFP4, k=392), "K a multiple of 16: each 16 numbers"),
         (in_order(replace(FP4, k=352), "halves_128"), "multiples of 128"),
         (replace(IN_FRAGMENTS, n=40), "N a multiple of 16"),
     ):

@@ -108,6 +108,30 @@ def test_mxfp4_has_the_numbers_that_it_stores(order: str) -> None:
     assert torch.equal(two.weight[1], packed.weight) and torch.equal(two.scale[1], packed.scale)
 
 
+@each("order", ["plain", "fragments"])
+def test_nvfp4_has_the_numbers_that_it_stores(order: str) -> None:
+    numbers = NUMBERS.repeat(2, 1)  # of a multiple of 16 columns
+    weight = (numbers[:, ::2] | numbers[:, 1::2] << 4).byte()
+    of_groups = torch.randint(-6, 7, (2 * N, K // 16), generator=RANDOM).double().exp2() * 1.125
+    magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    values = torch.tensor([*magnitudes, *(-value for value in magnitudes)], dtype=torch.float64)
+    exact = values[numbers] * of_groups.repeat_interleave(16, 1) * 3e-4
+    stored, second = of_groups.to(torch.float8_e4m3fn), torch.tensor([3e-4])
+    assert torch.equal(stored.double(), of_groups)
+    packed = tritongemm.pack_nvfp4(weight, stored, second, order=order)
+    assert packed.scale.nbytes == 2 * stored.nbytes and packed.scale.is_contiguous() and packed.weight.is_contiguous()
+    for x in (X, X.half()):
+        found = tritongemm.linear_w4(x, *packed, out_dtype=torch.float32)
+        assert deviation(found, x.double() @ exact.t()) < 4e-3
+    divided = tritongemm.pack_nvfp4(weight, stored, 1 / second, checkpoint_format="compressed-tensors", order=order)
+    assert deviation(divided.scale, packed.scale.double()) < 1e-2 and torch.equal(divided.weight, packed.weight)
+    for wrong in (
+        packed._replace(weight=packed.weight << 4 | packed.weight >> 4),
+        packed._replace(scale=packed.scale.roll(1, 0)),
+    ):
+        assert deviation(tritongemm.linear_w4(X, *wrong), X.double() @ exact.t()) > 0.1
+
+
 def test_factors_of_long_groups_and_of_columns_are_repeated() -> None:
     for k, groups, stored in ((256, 2, 2), (256, 1, 2), (96, 1, 3)):
         scale = HALF[:groups]
@@ -120,6 +144,10 @@ def test_a_gradient_reaches_the_activations() -> None:
     packed, x = CHECKPOINTS["gptq"](), X.clone().requires_grad_()
     tritongemm.linear_w4(x, *packed).sum().backward()
     assert deviation(x.grad, ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).sum(0).expand(3, -1)) < 2e-2
+
+
+BYTES, ONE_FACTOR = torch.zeros(N, K // 2, dtype=torch.uint8), torch.ones(1)
+FACTORS = torch.ones(N, K // 16).to(torch.float8_e4m3fn)
 
 
 @each(
@@ -137,6 +165,10 @@ def test_a_gradient_reaches_the_activations() -> None:
         ("pack_compressed_tensors", (COMPRESSED, HALF.t(), None, ASCENDING.flip(0)), "actorder"),
         ("pack_mxfp4", (torch.zeros(N, 8, 15).byte(), torch.zeros(N, 8).byte()), r"blocks are .* \(24, 8, 15\)"),
         ("pack_mxfp4", (torch.zeros(N, 8, 16).byte(), torch.full((N, 8), 255).byte()), "scales hold NaN"),
+        ("pack_nvfp4", (BYTES, FACTORS[:, 1:], ONE_FACTOR), r"weight_scale \(24, 15\); they are uint8 \[N, K / 2\]"),
+        ("pack_nvfp4", (BYTES, FACTORS.float(), ONE_FACTOR), "weight_scale is torch.float32, global_scale"),
+        ("pack_nvfp4", (BYTES, FACTORS, ONE_FACTOR.repeat(3)), r"\(3,\); they are .* split layers"),
+        ("pack_nvfp4", (BYTES, FACTORS, ONE_FACTOR * float("nan")), "holds NaN or infinity"),
     ],
 )  # fmt: skip
 def test_what_no_kernel_reads_is_refused(function: str, given: Any, said: str) -> None:
@@ -174,7 +206,7 @@ RIGHT: dict[str, Any] = {"x": X, "weight": CHECKPOINTS["gptq"]().weight, "scale"
         ({"scale": SCALES.float()}, r"scale is torch\.float32; of fp4 it is e8m0 .*, of int4 x's type"),
         ({"scale": HALF[:3]}, r"scale is .* \(3, 24\); for N=24, K=256 it is \[2 or 4 or 8 groups .* groups divide K"),
         ({"scale": HALF[:, None].repeat(1, 3, 1)}, r"with zero points \[groups, 2, 24\]"),
-        ({"scale": ONE.byte()}, r"or \[24, 8\] e8m0 of fp4"),
+        ({"scale": ONE.byte()}, r"or of fp4 \[24, 8\] e8m0 or \[16, 24\] bfloat16"),
         ({"scale": HALF.to("meta")}, "scale is on meta"),
         ({"order": "backwards"}, "no weight layout is called 'backwards'"),
         ({"order": "halves_128"}, "multiples of 128; weight has N 24 and K 256"),

@@ -36,7 +36,7 @@ class FourBitWeightFamily(StandardFamily, abstract=True):
         With few factors along K some elements of C are far larger than that, and so is their rounding: that alone is up
         to 0.017 with 9 of them, and on an H200 the error was 0.015. Powers of two round nothing.
         """
-        if problem.b.dtype != "int4" or problem.b.scaling is None:
+        if problem.b.scaling is None or problem.b.scaling.dtype == "e8m0":
             return 1.0
         return max(1.0, _OF_ONE_FACTOR / sqrt(problem.k / problem.b.scaling.depth))
 

@@ -1,8 +1,9 @@
 """Family: C = A @ (B * scales) (+ bias), A of bf16 or fp16 and a weight of four bits whose scales change along K.
 
 B is int4 with a factor in A's type for each 32, 64 or 128 numbers along K of a column, [K / 128, N], or fp4 (e2m1) with
-a power of two for each 32 (``weight_mx``), e8m0 [N, K / 32]. Of int4 a group may have zero points too, less 8, behind
-its factors: [K / 128, 2, N] (``weight_128_zeros``). Two numbers share a byte, [K / 2, N], column-major, the
+a power of two for each 32 (``weight_mx``), e8m0 [N, K / 32], or a bf16 for each 16 (``weight_16``, for nvfp4),
+[K / 16, N]. Of int4 a group may have zero points too, less 8, behind its factors: [K / 128, 2, N]
+(``weight_128_zeros``). Two numbers share a byte, [K / 2, N], column-major, the
 earlier one in the low half, or as an order of B says.
 """
 
@@ -21,7 +22,7 @@ from tritongemm.numerics.families._standard import fp8_of
 class SixteenByFourFamily(FourBitWeightFamily):
     """C = A @ (B * scale_b) (+ bias), scales of a weight of four bits."""
 
-    summary = "bf16 or fp16 by int4 (--scales weight_128, _64, _32; weight_128_zeros, …) or fp4 (weight_mx)"
+    summary = "bf16 or fp16 by int4 (--scales weight_128, _64, _32; weight_128_zeros, …) or fp4 (weight_mx, weight_16)"
     defaults = Defaults.of("bf16", "int4", "bf16", layout="TN")
     variants: ClassVar[Mapping[str, Defaults]] = {
         f"a16w4_{order}": Defaults.of("bf16", "int4", "bf16", layout="TN", order=order)
@@ -29,9 +30,9 @@ class SixteenByFourFamily(FourBitWeightFamily):
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """Return the factors of a weight of this type: in A's type for groups of int4, e8m0 for those of fp4."""
+        """Return the factors of a weight of this type: in A's type for groups of int4, e8m0 or bf16 of fp4."""
         if dtype_b == "fp4e2m1":
-            return (GRANULARITIES["weight_mx"],)
+            return GRANULARITIES["weight_mx"], GRANULARITIES["weight_16"]
         suffix = "_fp16" if dtype_a == "fp16" else ""
         kinds = [f"{depth}{zeros}" for zeros in ("", "_zeros") for depth in reversed(WEIGHT_DEPTHS)]
         return tuple(GRANULARITIES[f"weight_{kind}{suffix}"] for kind in kinds)

@@ -53,7 +53,8 @@ def hook(mxfp4: Any, modular_kernel: Any) -> None:
             for name, tensor in found.tensors.items():
                 layer.register_buffer(name, tensor, persistent=False)
             setattr(kernel, _KEPT, (layer, attribute(layer, "w2_bias_of_checkpoint"), found.order))
-        setattr(layer, int4_layers.LEFT, found if isinstance(found, str) else "")
+        unknown = "" if attribute(kernel, _KEPT) else "of mxfp4 that is not as it is known"
+        setattr(layer, int4_layers.LEFT, found if isinstance(found, str) else unknown)
 
     loaded.__module__ = __name__
     for name in ("FusedMoEKernelModularImpl", "FusedMoEKernelMonolithicImpl"):

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN
-from tritongemm.core.scaling import MX_DEPTH
+from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH
 from tritongemm.operations.four_bit_weights import (
     PackedWeight,
     pack_awq,
     pack_compressed_tensors,
     pack_gptq,
     pack_mxfp4,
+    pack_nvfp4,
 )
 from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
 from tritongemm.operations.torch_products import DTYPE_NAMES
@@ -83,13 +84,30 @@ def convert(module: Any, rows: _Rows) -> Converted | str:
 
 def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
     format_ = _format(type(module))
-    weight, scale = (getattr(module, name, None) for name in _TENSORS[format_])
+    weight, scale, second = (getattr(module, name, None) for name in (*_TENSORS[format_], "weight_global_scale"))
+    if isinstance(second, Tensor):
+        return _convert_nvfp4(module, (weight, scale, second), rows)
     if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
         return "its weight is not packed in int32 with factors for groups"
     rows_, columns = weight.shape
     n, k = {_GPTQ: (columns, rows_ * 8), _AWQ: (columns * 8, rows_)}.get(format_, (rows_, columns * 8))
     own = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
     return choose(rows, (n, k), own, lambda dtype, order: _pack(module, format_, dtype, order))
+
+
+def _convert_nvfp4(module: Any, stored: tuple[Any, Any, Tensor], rows: _Rows) -> PackedWeight | str:
+    scheme = vars(module).get("quantization_scheme")
+    if scheme is not None and scheme.input_activations is not None:
+        return "its activations are quantised to fp4 too"
+    given = [one.detach() if isinstance(one, Tensor) else one for one in stored]
+    packed = pack_nvfp4(*given, checkpoint_format=_COMPRESSED)
+    n, k = packed.weight.shape[0], 2 * packed.weight.shape[1]
+    _, scaling = GRANULARITIES["weight_16"]
+    orders = Counter({b.order: count for (*sizes, b), count in rows.items() if (*sizes, b.scaling) == (n, k, scaling)})
+    if not orders:
+        return packed if session.is_running() else f"no row of nvfp4 for N={n}, K={k}"
+    ((order, _),) = orders.most_common(1)
+    return packed if order == PLAIN else pack_nvfp4(*given, checkpoint_format=_COMPRESSED, order=order)
 
 
 def choose(
@@ -167,8 +185,9 @@ def pack_experts(
 
 def common_order(rows: _Rows, w1: Tensor, w2: Tensor) -> str | None:
     """Return the order in which most rows read both weights of experts of mxfp4, bytes [experts, N, K / 2], or None."""
+    _, powers = GRANULARITIES["weight_mx"]
     found = [
-        Counter({b.order: n for (*extents, b), n in rows.items() if (*extents, b.dtype) == (*sizes, "fp4e2m1")})
+        Counter({b.order: n for (*extents, b), n in rows.items() if (*extents, b.scaling) == (*sizes, powers)})
         for sizes in ((*w.shape[:2], 2 * w.shape[2]) for w in (w1, w2))
     ]
     ((order, _),) = (found[0] & found[1]).most_common(1) or ((None, 0),)

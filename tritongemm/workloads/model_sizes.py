@@ -10,7 +10,7 @@ from typing import Any, Final
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Operand, Problem
-from tritongemm.core.scaling import SCALED_BLOCK, WEIGHT_DEPTHS
+from tritongemm.core.scaling import NV_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.values import MAP
 from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
@@ -117,6 +117,8 @@ _OF_STRATEGIES: Final = {
     ("block", "group"): _IN_BLOCKS,
 }
 _INT4, _FP4 = "int4", "fp4e2m1"
+_NVFP4: Final = ("a16w4", "weight_16"), _FP4
+_OF_NVFP4: Final = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": NV_DEPTH}
 _IN_ORDER: Final = (None, False, "static", "weight")  # of K, what compressed-tensors says of groups of neighbours
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 # An expression of a file may take no more than a moment: no repeated groups, few repetitions.
@@ -153,8 +155,19 @@ def read_quantisation(config: ModelConfig) -> Quantisation:
         names = found.get(key) or of_modelopt.get(key) or []
         config.require(NAMES, key, names)
         ignored += names
-    (family, scales), dtype = _find_family(method, {**of_modelopt, **found})
+    found = {**of_modelopt, **found}
+    (family, scales), dtype = _NVFP4 if _is_nvfp4(method, found) else _find_family(method, found)
     return Quantisation(method, family, scales, dtype, tuple(_compile(config, pattern) for pattern in ignored))
+
+
+def _is_nvfp4(method: str, found: Mapping[str, Any]) -> bool:
+    """Return whether weights are fp4 with a factor of e4m3 for 16 along K; activations may stay in bf16 then."""
+    if method == "modelopt":
+        return found.get("quant_algo") == "NVFP4" and found.get("group_size", NV_DEPTH) == NV_DEPTH
+    groups = found.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, Mapping) and len(groups) == 1 else None
+    side = group.get("weights") if isinstance(group, Mapping) and group.get("targets") == ["Linear"] else None
+    return method == "compressed-tensors" and isinstance(side, Mapping) and _OF_NVFP4.items() <= side.items()
 
 
 def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], str]:

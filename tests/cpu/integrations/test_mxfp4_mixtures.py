@@ -25,7 +25,7 @@ def kind(name: str, **facts: Any) -> Any:
     return type(name, (), facts)()
 
 
-def loaded(method: Any, impl: Any) -> Any:
+def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
     """A layer whose weights vLLM has loaded."""
     experts, layer = mlp_of_mxfp4()[0].experts, nn.Module()
     for ours, theirs in (("gate_up_proj", "w13"), ("down_proj", "w2")):
@@ -35,6 +35,8 @@ def loaded(method: Any, impl: Any) -> Any:
             layer.register_parameter(f"{theirs}_{name}", nn.Parameter(tensor, requires_grad=False))
         bias = getattr(experts, f"{ours}_bias").detach().bfloat16()
         layer.register_parameter(f"{theirs}_bias", nn.Parameter(bias, requires_grad=False))
+    if not has_powers:
+        layer.w2_weight_scale = None
     layer.quant_method = method(impl)
     layer.quant_method.process_weights_after_loading(layer)
     return layer
@@ -86,6 +88,8 @@ def test_mixtures_with_rows_are_served(
     assert deviation(call(len(TOKENS)), wanted) < 4e-2
     others = [call(3), call(6, "silu"), call(6, expert_map=torch.zeros(1)), call(6, apply_router_weight_on_input=True)]
     assert all(bool((one == 9).all()) for one in others)
+    unread = loaded(method, getattr(modular, f"FusedMoEKernel{suffix}Impl")(prepare, experts), False)
+    assert loaded_model.describe(unread).endswith("itself computes 1 of mxfp4 that is not as it is known")
     monkeypatch.setattr(int4_layers, "has_room", lambda weight, needed: False)
     left = loaded(method, getattr(modular, f"FusedMoEKernel{suffix}Impl")(prepare, experts))
     assert loaded_model.describe(left).endswith(

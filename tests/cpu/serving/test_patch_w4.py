@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.support.linear_layers import record
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.verify import deviation
+from tritongemm.operations.linear_w4 import dequantize
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.workloads import sizes
@@ -125,6 +127,22 @@ def test_layers_with_a_row_are_converted_to_its_order_until_that_is_undone() -> 
         model.awq(X.float())  # no row multiplies float32
     patched.undo()
     assert type(model.awq) is WQLinear_GEMM and not hasattr(model.awq, "w4_weight")
+
+
+def test_layers_of_nvfp4_are_served_unless_their_activations_are_quantised_too() -> None:
+    numbers = torch.randint(0, 256, (16, K // 2), dtype=torch.uint8)
+    scale = torch.randint(1, 9, (16, K // 16)).to(torch.float8_e4m3fn)
+    of = {"weight_packed": numbers, "weight_scale": scale, "weight_global_scale": torch.tensor([64.0])}
+    model = nn.ModuleDict({name: CompressedLinear(**of) for name in ("served", "other", "broken")})
+    model["other"].quantization_scheme = SimpleNamespace(input_activations="fp4")
+    model["broken"].weight_scale = scale[:, 1:]
+    plain = Problem(4, 16, K, *matrices("bf16", "fp4e2m1", "bf16", layout="TN", order="fragments"))
+    patched = tritongemm.patch(model, [record(registry.get(Family, "a16w4").problem(plain, "weight_16"))])
+    assert patched.patched == ("served",) and model["served"].w4_order == "fragments"
+    assert patched.left["other"] == "its activations are quantised to fp4 too"
+    assert "weight_scale (16, 15)" in patched.left["broken"]
+    exact = X.double() @ dequantize(numbers, scale.bfloat16().t() / 64, "plain", torch.float64).t()
+    assert deviation(model["served"](X), exact) < 1e-2
 
 
 def test_a_row_with_zero_points_serves_layers_that_have_them() -> None:

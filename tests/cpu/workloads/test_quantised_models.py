@@ -80,7 +80,7 @@ def int4(**changes: Any) -> dict[str, Any]:
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False, "lm_head": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False}
-INT4 = "bf16-int4-bf16_TN_a16w4"
+INT4, NVFP4 = "bf16-int4-bf16_TN_a16w4", "bf16-fp4e2m1-bf16_TN_a16w4_weight_16"
 FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor"
 
 
@@ -97,7 +97,11 @@ FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_T
         (compressed("int", ("channel", "token"), symmetric=False), "bf16_TN"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, BY_TENSOR),
         ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, BY_TENSOR),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "bf16_TN"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, NVFP4),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "bf16_TN"),
+        (int4(type="float", strategy="tensor_group", group_size=16), NVFP4),
+        (compressed("float", ("tensor_group", "tensor_group"), num_bits=4, group_size=16), NVFP4),
+        (int4(type="float", strategy="tensor_group", group_size=32), "bf16_TN"),
         ({"quant_method": "fbgemm_fp8"}, FP8),
         ({"quant_method": "fp8", "activation_scheme": "static"}, BY_TENSOR),
         (int4(), f"{INT4}_weight_128"),

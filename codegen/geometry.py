@@ -212,24 +212,29 @@ def _complete_scales(config: Config, problem: Problem, compute_units: int) -> st
 
 def complete_runs(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Require that each part of a tile has as many columns of gate as of up, and stores complete runs."""
-    # Before a config is read: pruning asks once for all that agree in what is.
+    # Pruning asks once for all that agree in what is read of a config: no more than decides, and that late.
     if problem.fold == 1 and not problem.in_blocks:
         return None
-    constants = kernel_template(config.template).constants(config, columns_at_once(problem))
-    along_n = not constants.get("SWAP_AB") and not constants.get("PADDED")
-    parts = (config.split_k if constants.get("EXCHANGE") else constants.get("EPILOGUE_PARTS", 1)) if along_n else 1
-    least, body = RUN * problem.fold, config.block_n - (constants.get("TAIL", 0) if along_n else 0)
+    template, at_once = kernel_template(config.template), columns_at_once(problem)
+
+    def value(option: str, without: int = 0) -> int:
+        return template.value(config, option, at_once) if option in template.constexprs else without
+
+    along_n = not value("swap_ab") and not value("padded")
+    last = value("tail") if along_n else 0
     if problem.in_blocks:
         wide = SCALED_BLOCK * problem.fold
-        if not kernel_template(config.template).edited and config.block_n % wide == 0:
+        if not template.edited and config.block_n % wide == 0:
             return None
-        exchanging = config.split_k if constants.get("EXCHANGE") else 1
-        if along_n and config.block_n == wide * exchanging and not constants.get("TAIL"):
+        exchanging = config.split_k if value("exchange") else 1
+        if along_n and config.block_n == wide * exchanging and not last:
             return None
         return f"a tile must have {SCALED_BLOCK} columns of C, {wide} of B, for the factors of its rows"
+    parts = (config.split_k if value("exchange") else value("epilogue_parts", 1)) if along_n else 1
+    least, body = RUN * problem.fold, config.block_n - last
     if config.block_n % least == 0 and body % (least * parts) == 0:
         return None
-    if not kernel_template(config.template).search.matrix and least % config.block_n == 0 and config.block_n > 1:
+    if not template.search.matrix and least % config.block_n == 0 and config.block_n > 1:
         return None  # a part of one run of gate and the same one of up
     return f"each of {parts} parts of {body} columns must have {RUN} of gate, as many of up, and so on"
 

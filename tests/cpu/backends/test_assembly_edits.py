@@ -73,11 +73,11 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
 
 @pytest.mark.parametrize("split", [pytest.param(2, marks=pytest.mark.heavy), 4])
 def test_splits_send_each_other_their_columns(split: int) -> None:
-    """All that is stored between the marks goes to another program, nothing else: 64 x 64 floats over the splits."""
-    config = replace(EXCHANGING, split_k=split)
+    """All that is stored between the marks goes to another program, nothing else: 64 x 32 floats over the splits."""
+    config = replace(EXCHANGING, block_n=32, split_k=split)
     built, before, after = compiled(config, scaled(64))
     assert built.launch["cluster"] == split
-    stores = 64 * 64 // split // (128 * 4)  # of 16 bytes a thread, to each other program
+    stores = 64 * 32 // split // (128 * 4)  # of 16 bytes a thread, to each other program
     sent = "".join(re.findall(r"// tritongemm: send\n(.*?)// tritongemm: sent\n", before, re.DOTALL))
     assert sent.count("st.shared.v4.b32") == stores * (split - 1)
     assert after.count("st.async.weak.shared::cluster") == stores * (split - 1)
@@ -112,7 +112,7 @@ def test_which_splits_exchange_sums(config: Config, exchanges: bool) -> None:
 
 def test_sums_are_sent_completely_or_not_at_all() -> None:
     """Where Triton stores part of a sum in another form, the kernel is compiled without edits, and adds through L2."""
-    _, before, after = compiled(replace(EXCHANGING, split_k=4), scaled(64))
+    _, before, after = compiled(replace(EXCHANGING, block_n=32, split_k=4), scaled(64))
     first = before.index("// tritongemm: send\n")
     stored = before.index("st.shared.v4.b32", first)
     other = before[:stored] + before[stored:].replace("st.shared.v4.b32", "st.shared.v4.f32", 1)

@@ -19,7 +19,7 @@ from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.invariance import Invariance, possible_orders
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
-from tritongemm.search.planner import NO_LIMITS, plan_search
+from tritongemm.search.planner import NO_LIMITS, rank_space
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.servers import server_format
@@ -65,7 +65,7 @@ def test_narrow_products_of_few_rows_may_have_the_order_of_splits_that_fill_the_
     assert others(narrow.at(512)) == others(replace(narrow, n=2560)) == []
 
 
-def test_runs_of_k_are_added_pairwise_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_runs_of_k_are_added_pairwise_where_that_is_asked_for() -> None:
     blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 2048, *FP8))
     orders = [str(those[0]) for those in possible_orders([SIZE, blocks], SM90, "triton", NO_LIMITS, 8).values()]
     assert orders == ["8x512 pairwise", "8x256 blocks of 128 by wgmma pairwise"]
@@ -73,7 +73,7 @@ def test_runs_of_k_are_added_pairwise_where_that_is_asked_for(tmp_path: Path) ->
     with pytest.raises(InputError, match=r"--invariant-runs 8: K 1536 of .* is no multiple of 8 x 128"):
         possible_orders([replace(blocks, k=1536)], SM90, "triton", NO_LIMITS, 8)
     limits = SearchLimits(order=ReductionOrder(4096, 512, sums="pairwise"))
-    kept = plan_search(SIZE, SM90, tmp_path, "triton", limits).pruned.kept
+    kept = rank_space(SIZE, SM90, "triton", limits)[1].kept
     assert {(c.template, c.split_k, c.option("runs"), c.option("pairwise")) for c in kept} == {
         ("tile", 1, 8, 1),
         ("tma", 1, 8, 1),
@@ -87,22 +87,21 @@ def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> N
 
 
 @pytest.mark.parametrize("m", [1, pytest.param(300, marks=pytest.mark.heavy)])
-def test_a_search_keeps_the_configs_of_the_order(tmp_path: Path, m: int) -> None:
+def test_a_search_keeps_the_configs_of_the_order(m: int) -> None:
     problem = registry.get(Family, "a8w8_blockscale").problem(Problem(m, 512, 2048, *FP8))
     order = ReductionOrder(2048, 2048, 128, "wgmma")
-    planned = plan_search(problem, SM90, tmp_path, "triton", SearchLimits(order=order))
     triton = registry.get(SearchedBackend, "triton")
-    assert planned.pruned.kept
-    assert {str(triton.reduction_order(c, problem, SM90)) for c in planned.pruned.kept} == {str(order)}
+    kept = rank_space(problem, SM90, "triton", SearchLimits(order=order))[1].kept
+    assert {str(triton.reduction_order(c, problem, SM90)) for c in kept} == {str(order)}
     narrow = Problem(m, 1280, 8192, *BF16)
     split = ReductionOrder(8192, 2048 if m == 1 else 4096)
-    kept = plan_search(narrow, SM90, tmp_path, "triton", SearchLimits(order=split)).pruned.kept
+    kept = rank_space(narrow, SM90, "triton", SearchLimits(order=split))[1].kept
     assert {str(triton.reduction_order(c, narrow, SM90)) for c in kept} == {str(split)}
     if m == 1:
         assert {c.option("runs", 1) for c in kept} >= {4} and any(c.split_k == 4 for c in kept)
         limits = SearchLimits(order=ReductionOrder(2048, 1024, unit="hand"))
-        none = plan_search(problem, SM90, tmp_path, "triton", limits)
-        assert not none.pruned.kept and not none.order.configs
+        _, none, ranked = rank_space(problem, SM90, "triton", limits)
+        assert not none.kept and not ranked.configs
     else:
         assert {c.split_k for c in kept} == {1, 2}
 

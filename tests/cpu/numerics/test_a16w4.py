@@ -58,7 +58,7 @@ def in_order(problem: Problem, order: str) -> Problem:
     ("problem", "target"),
     [
         (INT4, SM90),
-        (in_order(INT4, "halves_128"), GFX942),
+        pytest.param(in_order(INT4, "halves_128"), GFX942, marks=pytest.mark.heavy),
         pytest.param(FAMILY.problem(FP16, "weight_64_fp16"), SM90, marks=pytest.mark.heavy),
         (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
         (in_order(ZEROS, "halves_128"), SM90),

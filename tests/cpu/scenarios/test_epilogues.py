@@ -101,9 +101,7 @@ def test_the_baseline_is_a_product_and_a_kernel(monkeypatch: pytest.MonkeyPatch,
     assert not verify.library_fault(problem, verify.compare(problem, family, c, family.reference(problem, operands)))
 
 
-@pytest.mark.parametrize(
-    ("m", "epilogue"), [(1, "silu_mul"), pytest.param(512, "silu_mul_block", marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize(("m", "epilogue"), [(1, "silu_mul"), (512, "silu_mul_block")])
 def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str) -> None:
     of_c, triton = "fp8e4m3fn" if "block" in epilogue else "bf16", registry.get(KernelBackend, "triton")
     problem = Problem(m, 3072, 1024, *matrices("bf16", c=of_c, layout="TN"), epilogue=epilogue)
@@ -114,7 +112,7 @@ def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str) -> No
 def test_a_residual_is_added(interpreted: Interpreted) -> None:
     bf16 = Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue="add")
     interpreted.check(bf16, [*POINTERS, STREAMED, *DESCRIBED], SM90)
-    interpreted.check(replace(bf16, k=37, n=48), POINTERS, GFX942)
+    interpreted.check(replace(bf16, k=37, n=48), POINTERS[1:4:2], GFX942)
     with pytest.raises(InputError, match="a matrix is added, and no bias"):
         replace(bf16, bias="n")
 

@@ -6,7 +6,6 @@ from typing import Any
 from tests.support import quick_interpreter
 from tritongemm.measure.interpreting import InterpreterJob, mend_interpreter
 
-ROLE = "tests.support.summing:Summing"
 STEP = 64  # elements of K with one number that is not 0: a block of at most as many is added up without rounding
 
 
@@ -40,27 +39,24 @@ class Ranks:
         yield sums[0][0].numpy().tobytes()
 
 
-class Summing:
-    """Answers an `InterpreterJob` with the bytes of C's first row."""
+class SumJob(InterpreterJob):
+    """A request for the bytes of C's first row."""
 
-    def __init__(self) -> None:
-        mend_interpreter()
-        quick_interpreter.hasten()
 
-    def __call__(self, job: InterpreterJob) -> Iterator[bytes]:
-        """Yield the first row, of which each element is the sum of other numbers."""
-        import torch
+def first_row(job: SumJob) -> Iterator[bytes]:
+    """Yield the first row, of which each element is the sum of other numbers."""
+    import torch
 
-        from tritongemm.codegen import modules
+    from tritongemm.codegen import modules
 
-        module = modules.run_text(job.text, "generated")
-        problem, place = job.problem, torch.arange(job.problem.k // STEP)
-        numbers = ((place * 7919) % 1021 - 500) * 2.0 ** ((place * 5) % 23)
-        a = torch.zeros(problem.m, problem.k)
-        a[:, place * STEP + place * 11 % STEP] = numbers
-        columns = torch.arange(problem.n)[:, None]
-        b = 2.0 ** ((columns * 5 + torch.arange(problem.k)[None, :] // STEP * columns) % 13)
-        operands: dict[str, Any] = {"a": a, "b": b.t()}
-        c = torch.zeros(problem.m, problem.n)
-        module.launch(job.config.name, c=c, **operands)
-        yield c[0].numpy().tobytes()
+    module = modules.run_text(job.text, "generated")
+    problem, place = job.problem, torch.arange(job.problem.k // STEP)
+    numbers = ((place * 7919) % 1021 - 500) * 2.0 ** ((place * 5) % 23)
+    a = torch.zeros(problem.m, problem.k)
+    a[:, place * STEP + place * 11 % STEP] = numbers
+    columns = torch.arange(problem.n)[:, None]
+    b = 2.0 ** ((columns * 5 + torch.arange(problem.k)[None, :] // STEP * columns) % 13)
+    operands: dict[str, Any] = {"a": a, "b": b.t()}
+    c = torch.zeros(problem.m, problem.n)
+    module.launch(job.config.name, c=c, **operands)
+    yield c[0].numpy().tobytes()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS
-from tests.support.summing import DEPTH, RANKS_ROLE, ROLE, STEP
+from tests.support.lent_processes import LentProcess
+from tests.support.summing import DEPTH, RANKS_ROLE, STEP, SumJob
 from tests.support.tables import each
 from tritongemm.codegen import modules
 from tritongemm.codegen.reduction_orders import reduction_order
@@ -44,19 +45,15 @@ PAIRS = tuple(
 )
 
 
-def test_kernels_of_one_stated_order_sum_alike_and_others_do_not(tmp_path: Path) -> None:
-    child = WorkerProcess(ROLE, {"TRITON_INTERPRET": "1"})
+def test_kernels_of_one_stated_order_sum_alike_and_others_do_not(interpreter: LentProcess, tmp_path: Path) -> None:
     sums = defaultdict[str, set[bytes]](set)
-    try:
-        for m in (1, 20):
-            problem = Problem(m, 16, 24 * STEP, *matrices("fp32", layout="TN"))
-            text = modules.write_candidates(problem, [*ONE_A_PROGRAM, *SPLIT, *PAIRS], SM90, tmp_path).read_text()
-            for config in (*ONE_A_PROGRAM, *SPLIT, *PAIRS):
-                order = reduction_order(config, problem, replace(SM90, features=SM90.features - {"wgmma"}))
-                (row,) = child.ask(InterpreterJob(problem, config, text), 60)
-                sums[str(order)].add(row)
-    finally:
-        child.kill()
+    for m in (1, 20):
+        problem = Problem(m, 16, 24 * STEP, *matrices("fp32", layout="TN"))
+        text = modules.write_candidates(problem, [*ONE_A_PROGRAM, *SPLIT, *PAIRS], SM90, tmp_path).read_text()
+        for config in (*ONE_A_PROGRAM, *SPLIT, *PAIRS):
+            order = reduction_order(config, problem, replace(SM90, features=SM90.features - {"wgmma"}))
+            (row,) = interpreter.ask(SumJob(problem, config, text), 60)
+            sums[str(order)].add(row)
     assert sorted(sums) == ["1x1536", "3x512", "8x192", "8x192 pairwise"]
     assert all(len(found) == 1 for found in sums.values()), "a stated order has several sums"
     assert len(set.union(*sums.values())) == len(sums), "two orders have one sum"

@@ -38,7 +38,10 @@ hypothesis.settings.load_profile("quick")
 # Files that share what takes seconds to parse or to import: the package's source, transformers.
 TOGETHER = {
     "architecture/": "architecture",
-    **dict.fromkeys(("serving/test_patch_", "serving/test_layer_choice", "workloads/test_meta_model"), "transformers"),
+    **dict.fromkeys(
+        ("serving/test_patch_", "serving/test_layer_choice", "workloads/test_meta_model", "integrations/test_mxfp4"),
+        "transformers",
+    ),
 }
 
 # Files of few tests that take seconds: else they would come last, as those of many tests come first.

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GptOssConfig
-from transformers.integrations.mxfp4 import Mxfp4GptOssExperts, Mxfp4GptOssMLP, convert_moe_packed_tensors
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 
 import tritongemm
 from tests.support.linear_layers import record
@@ -24,8 +21,6 @@ from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("unloaded")
 EXPERTS, HIDDEN, INNER, TOPK = 4, 64, 96, 2
-CONFIG = GptOssConfig(num_local_experts=EXPERTS, hidden_size=HIDDEN, intermediate_size=INNER, num_experts_per_tok=TOPK)
-CONFIG._experts_implementation = "eager"
 X = torch.randn(2, 3, HIDDEN, generator=torch.Generator().manual_seed(3)).bfloat16()
 
 
@@ -37,9 +32,17 @@ def stored(of_k: Tensor) -> Any:
 
 def mlp_of_mxfp4() -> tuple[nn.Module, nn.Module]:
     """A layer with its experts in mxfp4, and the same in bfloat16, to which transformers dequantises it."""
+    # Not for all tests: the import takes seconds, in each process that collects them.
+    from transformers import GptOssConfig
+    from transformers.integrations import mxfp4
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+
+    extents = {"hidden_size": HIDDEN, "intermediate_size": INNER}
+    config = GptOssConfig(num_local_experts=EXPERTS, num_experts_per_tok=TOPK, **extents)
+    config._experts_implementation = "eager"
     generator = torch.Generator().manual_seed(7)
-    exact = GptOssMLP(CONFIG).bfloat16()
-    experts = Mxfp4GptOssExperts(CONFIG)
+    exact = GptOssMLP(config).bfloat16()
+    experts = mxfp4.Mxfp4GptOssExperts(config)
     for name, n, k in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
         blocks = torch.randint(0, 256, (EXPERTS, n, k // 32, 16), dtype=torch.uint8, generator=generator)
         scales = torch.randint(119, 127, blocks.shape[:-1], dtype=torch.uint8, generator=generator)
@@ -48,11 +51,11 @@ def mlp_of_mxfp4() -> tuple[nn.Module, nn.Module]:
         setattr(experts, name, stored(blocks.flatten(-2)))
         setattr(experts, f"{name}_precision_config", SimpleNamespace(weight_scale=stored(scales)))
         getattr(experts, f"{name}_bias").data.copy_(bias)
-        getattr(exact.experts, name).data.copy_(convert_moe_packed_tensors(blocks, scales))
+        getattr(exact.experts, name).data.copy_(mxfp4.convert_moe_packed_tensors(blocks, scales))
         getattr(exact.experts, f"{name}_bias").data.copy_(bias)
     for parameter in exact.router.parameters():
         nn.init.normal_(parameter, generator=generator)
-    return Mxfp4GptOssMLP(exact.router, experts), exact
+    return mxfp4.Mxfp4GptOssMLP(exact.router, experts), exact
 
 
 def rows(order: str = "plain") -> list[Any]:
@@ -74,7 +77,7 @@ def test_the_layer_is_that_of_the_same_numbers_in_bfloat16(order: str) -> None:
             found, wanted = one(X)[0], exact.double()(X.double())[0]
             assert deviation(found, wanted) < 4e-2  # gate and up are rounded to bfloat16 before they are clamped
     patched.undo()
-    assert type(layer.experts) is Mxfp4GptOssExperts and not hasattr(layer.experts, "w4_down")
+    assert type(layer.experts).__name__ == "Mxfp4GptOssExperts" and not hasattr(layer.experts, "w4_down")
 
 
 def test_what_is_not_served_is_named() -> None:
@@ -88,7 +91,7 @@ def test_what_is_not_served_is_named() -> None:
     layer.experts.limit = 5.0
     assert tritongemm.patch(layer, rows()).left == {"experts": "its limit is 5.0"}
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Mxfp4GptOssExperts, "forward", lambda self, hidden_states, routing_data: None)
+        monkeypatch.setattr(type(layer.experts), "forward", lambda self, hidden_states, routing_data: None)
         layer.experts.limit = 7.0
         (why,) = tritongemm.patch(layer, rows()).left.values()
         assert why.startswith("its forward takes hidden_states, routing_data; of transformers 5.24 on")

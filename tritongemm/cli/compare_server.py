@@ -24,6 +24,8 @@ from tritongemm.system import files, settings
 from tritongemm.system.printable import printable
 from tritongemm.system.temporary_folder import TemporaryFolder
 
+ENDING_SECONDS = 1.0  # that a server which closes its connections may take to end
+
 _COLUMNS = ("load", "quantity", "A", "B", "A to A", "gain", "of all pairs", "", "rows")
 _WORDS = ("load", "quantity", "of all pairs", "")
 _LAST_LINES = 15  # of the log of a server that failed
@@ -148,7 +150,7 @@ def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace) -> 
         try:
             run(_send_all(server.client, sent, args.passes, found))
         except UnavailableError:
-            server.require_running("while it was measured", grace_s=1.0)
+            server.require_running("while it was measured", grace_s=ENDING_SECONDS)
             raise
         found.served = server.served()
         return found

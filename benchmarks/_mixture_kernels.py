@@ -28,7 +28,7 @@ def _put_at(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     # Each ROOM rows have factors of their own, with K first.
     first = at // ROOM * ROOM
     of_room = scale_ptr + first * tl.cdiv(K, DEPTH)
-    _put(values, q_ptr + first * K, of_room, at - first, ROOM, K, MODE, MAXIMUM, 0, 0, 1, BLOCK, DEPTH)
+    _put(values, q_ptr + first * K, of_room, at - first, ROOM, K, 0, MODE, MAXIMUM, 0, 0, 1, BLOCK, DEPTH)
 
 
 @triton.jit

@@ -100,7 +100,10 @@ EDITS = (
         "counters are left", "tl.store(semaphore_ptr + pid, 0)", "pass", replace(EVEN, k=160), FOUR_SPLITS, quick=True
     ),
     Edit("stream-K's counters are left", "tl.store(semaphore_ptr + pid, 0)", "pass", NARROW, STREAM),
-    Edit("polled words are left", "tl.store(words + s * area, 0)", "pass", replace(EVEN, k=160), POLLED),
+    Edit(
+        "polled words are left", "tl.store(words + s * area, 0, mask=in_m[:, None])", "pass",
+        replace(EVEN, k=160), POLLED,
+    ),
     Edit(
         "the last split adds up", "if arrived == SPLIT_K - 1", "if split == SPLIT_K - 1",
         replace(EVEN, k=160), FOUR_SPLITS, quick=True,

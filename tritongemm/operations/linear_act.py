@@ -140,6 +140,8 @@ class ActivatedLayer(ProductOperation):
         if not in_blocks:
             return apply_epilogue(checked.act, product)
         result = torch.zeros_like(self.infer(checked))
+        if not checked.rows:
+            return result
         q, factors = parts(result, checked.rows)
         found = quantize_blocks(apply_epilogue(checked.act, product.flatten(0, -2)), result.dtype)
         q.copy_(found[0])

@@ -238,7 +238,9 @@ def test_other_operations_write_to_new_memory_or_to_the_given_memory(served: tup
         assert tritongemm.bmm(given.a, given.b, out=out) is out
         torch.testing.assert_close(out[0], x @ w.T)
         torch.testing.assert_close(tritongemm.scaled_mm(*scaled[:4]), x @ w.T)
-    assert len(gpu.launched) == 6
+        traced = torch.ops.tritongemm.scaled_mm(*scaled[:6])  # PyTorch leaves out what has its default value
+        torch.testing.assert_close(traced, x @ w.T)
+    assert len(gpu.launched) == 9
 
 
 def test_a_process_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,11 +59,6 @@ def _serve_calls(
     return find, run, serve
 
 
-def _with_defaults(operands: Callable[..., tuple[Any, ...]], serve: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return what computes an operator's call, from which PyTorch leaves out trailing arguments of default value."""
-    return lambda *given, **named: serve(*operands(*given, **named))
-
-
 def scaled_mm(
     a: Tensor,
     b: Tensor,
@@ -143,7 +138,7 @@ def _scaled_key(
 
 
 _find_scaled, _run_scaled, _serve_scaled = _serve_calls(SCALED, _scaled_key)
-_trace_scaled = define(SCALED, _with_defaults(ScaledOperands, _serve_scaled))
+_trace_scaled = define(SCALED, lambda *given: _serve_scaled(*ScaledOperands(*given)))  # PyTorch leaves out defaults
 
 
 def multiply_quantized(given: ScaledOperands) -> Tensor:
@@ -288,7 +283,7 @@ def _batch_key(
 
 
 _find_batch, _run_bmm, _serve_bmm = _serve_calls(BATCHED, _batch_key)
-_trace_bmm = define(BATCHED, _with_defaults(BatchOperands, _serve_bmm))
+_trace_bmm = define(BATCHED, lambda *given: _serve_bmm(*BatchOperands(*given)))
 
 
 def _traced_bmm(*given: Any) -> Tensor:
@@ -385,7 +380,7 @@ def _grouped_key(
 
 
 _find_grouped, _run_grouped, run_grouped = _serve_calls(GROUPED, _grouped_key)
-_trace_grouped = define(GROUPED, _with_defaults(GroupedOperands, run_grouped))
+_trace_grouped = define(GROUPED, lambda *given: run_grouped(*GroupedOperands(*given)))
 
 
 def _traced_grouped(*given: Any) -> Tensor:

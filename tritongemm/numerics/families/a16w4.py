@@ -43,7 +43,7 @@ class SixteenByFourFamily(FourBitWeightFamily):
                 f"family a16w4 multiplies bf16 or fp16 by int4 or fp4, not {problem.a.dtype} by {problem.b.dtype}"
             )
         if problem.b.dtype == "fp4e2m1" and problem.a.dtype != "bf16":
-            return Support("family a16w4 multiplies fp4 by bf16: powers of two of its scales are beyond fp16")
+            return Support("family a16w4 multiplies fp4 by bf16: products with its scales may be beyond fp16")
         return self._stored(problem)
 
     def _supports(self, problem: Problem, target: Target) -> Support:

@@ -46,13 +46,16 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
         function, w = (tritongemm.bmm, b) if of.batch > 1 else (tritongemm.mm, b.T)
         return Call(function, a, w, bias, result), made, exact
     of_a, of_b = scales
-    if of.b.type.packed > of.a.type.packed:
+    is_mixed = of.b.type.packed > of.a.type.packed
+    if is_mixed and not of.groups:
         four = partial(Call, tritongemm.linear_w4, a, b.T, made["scale_b"])
         return four(of.b.order, bias, result, scale_x=of_a[: of.m]), made, exact
     if of.groups:
         of_a = of_a.reshape(*a.shape[:-1], -1) if of.masked and not named else of_a
         of_a = of_a if its_a.depth else of_a.reshape(a.shape[:-1])
         of_b = of_b if its_b.depth else of_b.reshape(b.shape[0], -1)
+        if is_mixed:
+            named, of_b = {"order_b": of.b.order}, made["scale_b"]
         return Call(tritongemm.grouped_mm, a, b, made[of.group_operand], of_a, of_b, result, **named), made, exact
     if of.batch > 1:
         of_b = of_b.mT if its_b.depth else of_b

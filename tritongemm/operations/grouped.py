@@ -22,8 +22,17 @@ from tritongemm.operations.checks import (
     wants_gradient,
 )
 from tritongemm.operations.contract import ProductOperation, Reading
-from tritongemm.operations.factors import EXPONENTS, given_shape, of_groups, products_with, readings, spread, why_none
-from tritongemm.operations.linear_w4 import ACTIVATIONS, dequantize, read_weight
+from tritongemm.operations.factors import (
+    EXPONENTS,
+    given_shape,
+    of_groups,
+    powers,
+    products_with,
+    readings,
+    spread,
+    why_none,
+)
+from tritongemm.operations.linear_w4 import ACTIVATIONS, QUANTISED, dequantize, read_weight
 from tritongemm.operations.scaled import numbers
 from tritongemm.operations.torch_limits import takes_groups
 from tritongemm.operations.torch_products import DTYPE_NAMES, converted, is_plain, output_dtype, wide_dtype
@@ -45,15 +54,17 @@ class GroupedOperands(NamedTuple):
 
     @property
     def is_of_four_bits(self) -> bool:
-        """Whether two numbers of b share a byte, beside an a whose numbers are wider: its factors alone are given."""
-        return self.scale_a is None and self.scale_b is not None and self.b.dtype == torch.uint8
+        """Whether two numbers of b share a byte, beside an a whose numbers are wider."""
+        beside = self.scale_a is None or self.a.dtype in QUANTISED
+        return beside and self.scale_b is not None and self.b.dtype == torch.uint8
 
     @property
     def weight(self) -> Operand | None:
         """What a weight of four bits is as a problem's B; None of other weights."""
         if not self.is_of_four_bits or self.scale_b is None or not (self.b.numel() and self.scale_b.dim() > 1):
             return None
-        return read_weight(self.b[0].mT, self.scale_b[0], self.a.dtype, self.order_b)
+        wide = self.a.dtype if self.scale_a is None else _BF16
+        return read_weight(self.b[0].mT, self.scale_b[0], wide, self.order_b)
 
     @property
     def masked(self) -> bool:
@@ -65,13 +76,20 @@ class GroupedOperands(NamedTuple):
         """The type of the result."""
         if self.out_dtype is not None:
             return self.out_dtype
+        if self.scale_a is not None:
+            return _BF16
         return output_dtype(self.a, None) if self.scale_b is None else self.a.dtype if self.is_of_four_bits else _BF16
 
     @property
     def scalings(self) -> ScalePair:
         """The scale factors of a and of b, as kernels read them."""
-        weight = self.weight
-        return of_groups(self.scale_b, self.scale_layout) if weight is None else (None, weight.scaling)
+        weight, of_a = self.weight, self.scale_a
+        if weight is None:
+            return of_groups(self.scale_b, self.scale_layout)
+        if of_a is None or of_a.dtype in EXPONENTS:
+            return None if of_a is None else powers("rows"), weight.scaling
+        along_k = of_a.numel() != prod(self.a.shape[:-1])
+        return GRANULARITIES["block" if along_k else "row"][0], weight.scaling
 
     @property
     def dtypes(self) -> tuple[str, str, str]:
@@ -192,7 +210,7 @@ def _check(operands: GroupedOperands) -> None:
         raise InputError(f"a is {a.dtype}, b is {b.dtype}: without scale factors they are of one type")
     if scale_a is not None and scale_b is not None:
         _check_scales(operands, scale_a, scale_b)
-        if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1"):
+        if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1") and not operands.is_of_four_bits:
             check_eight_bits(a, b, operands.result_type)
     if not (a.is_cuda or a.is_meta):
         _check_rows(operands)
@@ -209,8 +227,8 @@ def _check_extents(operands: GroupedOperands) -> None:
 def _check_four_bits(operands: GroupedOperands) -> None:
     """Refuse weights of four bits whose bytes or factors are not those of each group, beside another type of a."""
     a, b, scale_b = operands.a, operands.b, operands.scale_b
-    if a.dtype not in ACTIVATIONS:
-        raise InputError(f"a is {a.dtype}; beside weights of four bits it is bfloat16 or float16")
+    if operands.scale_a is None and a.dtype not in ACTIVATIONS:
+        raise InputError(f"a is {a.dtype}; beside weights of four bits it is bfloat16 or float16, or has a scale_a")
     if not b.mT.is_contiguous():
         raise InputError(f"b has strides {b.stride()}; a weight of four bits is [groups, N, K / 2], passed as its mT")
     if scale_b is None or scale_b.dim() < 3 or scale_b.shape[0] != b.shape[0]:
@@ -225,9 +243,10 @@ def _check_scales(operands: GroupedOperands, scale_a: Tensor, scale_b: Tensor) -
     rows, (groups, _, n), k = operands.a.shape[:-1], operands.b.shape, operands.k
     of_a, of_b = operands.scalings
     assert of_a is not None and of_b is not None
-    if of_a.dtype == "e8m0" and not products_with(operands.dtypes[0], (of_a, of_b)):
-        raise InputError(f"no family multiplies {operands.a.dtype} with powers of two for {of_a.depth} along K")
-    check_factors("scale_b", scale_b, of_b, (groups,), (n, k))
+    if not operands.is_of_four_bits:  # whose factors are checked with their weights
+        if of_a.dtype == "e8m0" and not products_with(operands.dtypes[0], (of_a, of_b)):
+            raise InputError(f"no family multiplies {operands.a.dtype} with powers of two for {of_a.depth} along K")
+        check_factors("scale_b", scale_b, of_b, (groups,), (n, k))
     together = tuple(scale_a.shape) == given_shape(of_a, prod(rows), k)  # those of all rows, also of the masked form
     if operands.scale_layout or (together and of_a.dtype == "e8m0"):
         check_factors("scale_a", scale_a, of_a, (), (prod(rows), k))
@@ -329,17 +348,20 @@ def _plain_operands(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
     Those that have none are widened where they are of eight bits, or where a wider result is asked for.
     """
     (a, b, _, scale_a, scale_b), out_dtype = operands[:5], operands.result_type
+    wide = torch.bfloat16 if a.is_cuda else torch.float32
+    right: list[Tensor] = []
     if scale_b is not None and operands.is_of_four_bits:
-        weights = [dequantize(w, of_w, operands.order_b, a.dtype) for w, of_w in zip(b.mT, scale_b, strict=True)]
-        return a, torch.stack(weights).mT
+        type_ = a.dtype if scale_a is None else wide
+        right = [dequantize(w, of_w, operands.order_b, type_) for w, of_w in zip(b.mT, scale_b, strict=True)]
+        if scale_a is None:
+            return a, torch.stack(right).mT
     if scale_a is None or scale_b is None:
         sums = wide_dtype(a, b, out_dtype)
         return (a, b) if is_plain(a, b, out_dtype) else (a.to(sums), b.to(sums))
-    wide = torch.bfloat16 if a.is_cuda else torch.float32
     (of_a, of_b), k, n = operands.scalings, operands.k, b.shape[2]
     assert of_a is not None and of_b is not None
     flat = a.reshape(-1, a.shape[-1])
     factors = scale_a.reshape(-1, scale_a.shape[-1]) if of_a.depth else scale_a.reshape(-1)
     left = numbers(flat) * spread(factors, of_a, flat.shape[0], k)
-    right = [numbers(w) * spread(of_w, of_b, n, k) for w, of_w in zip(b.mT, scale_b, strict=True)]
+    right = right or [numbers(w) * spread(of_w, of_b, n, k) for w, of_w in zip(b.mT, scale_b, strict=True)]
     return left.to(wide).view(*a.shape[:-1], k), torch.stack(right).to(wide).mT

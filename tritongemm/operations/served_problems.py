@@ -11,6 +11,7 @@ from tritongemm.plugins.contracts import WeightLayout
 
 # The pairs of factors that grouped products are read with, those of A with K first where they change along K.
 _OF_GROUPS = ("", "row", "block", "mx", "mx_shuffled")
+_OF_ROWS = [GRANULARITIES[name][0] for name in _OF_GROUPS[1:4]]  # of A beside a weight of four bits
 
 
 def layer_problem(sizes: tuple[int, int, int], dtypes: tuple[str, str, str], bias: str) -> Problem:
@@ -112,8 +113,10 @@ def packed_weight(problem: Problem) -> tuple[Any, ...] | None:
 def is_served(problem: Problem) -> bool:
     """Return whether any call at run time can ask for a problem."""
     if problem.kind == "grouped":
-        of_four_bits = has_scaled_weight(replace(problem, groups=None))
-        return of_four_bits or (granularity(problem.scalings) in _OF_GROUPS and not _is_mixed(problem))
+        one = replace(problem, groups=None)
+        if _is_mixed(problem):
+            return _is_mixed_layer(one) and problem.a.scaling in _OF_ROWS
+        return has_scaled_weight(one) or granularity(problem.scalings) in _OF_GROUPS
     if problem.kind == "batched":
         return problem.b.scaling is None or problem.a.scaling is not None
     return any(asks(problem) for asks in (is_product, is_scaled, has_scaled_weight, is_activated, _is_mixed_layer))
@@ -126,8 +129,6 @@ def why_unserved(problem: Problem) -> str:
     if problem.bias == "m":
         return "with a bias along M, which no call has"
     if problem.kind == "grouped":
-        if _is_mixed(problem):
-            return "of weights of four bits beside activations with factors, which grouped_mm has not"
         return "of groups whose factors have a layout that grouped_mm gives no kernel (tune with --scales block)"
     if problem.kind == "batched":
         return "of batches whose weights alone have scales, which no call has"
@@ -149,6 +150,8 @@ def describe_calls(problem: Problem) -> str:
         scales = "" if problem.a.scaling is None else f", scale_a=…, scale_b=…{_with_factors(problem)}"
         return f'{call}(x, w, "{act}"{scales}) with w [N, K]{rows}'
     if problem.kind == "grouped":
+        if _is_mixed(problem):
+            return "grouped_mm"
         return "grouped_mm, and fused_moe where both of its products have rows"
     if problem.kind == "batched":
         of_factors = f"scaled_bmm(a, b, scale_a, scale_b){_with_factors(problem)}"

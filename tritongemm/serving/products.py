@@ -323,7 +323,7 @@ def grouped_mm(
         scale_a: None; float32 [M] (one factor per row), or [M, K / 128] (per 128 elements along K of a row); for a
             [groups, rows, K] with the groups first. Or a power of two (e8m0) per 32, [M, K / 32].
         scale_b: None; float32 [groups, N], or [groups, N / 128, K / 128]; or e8m0 [groups, N, K / 32]; of four
-            bits those of `linear_w4` for each group, without a scale_a.
+            bits those of `linear_w4` for each group, beside an `a` of 16 bits, or with scale_a of fp8 or int8.
         out_dtype: by default bfloat16 with factors of a, else that of `mm`.
         scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives their layout: a's
             factors of all rows together, padded, and b's of each group.

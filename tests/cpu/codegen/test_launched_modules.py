@@ -16,7 +16,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search_spaces import loader as target_files
 
 TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}
@@ -120,3 +120,13 @@ def test_winners_compile_to_binaries(target: str, tmp_path: Path) -> None:
             for size in (problem, problem.at(1)):
                 module.matmul(**operands(size))
     assert len(made) == 2 * len(configs)
+
+
+@pytest.mark.parametrize("case", ["int4 in fragments", "fp4 in fragments"])
+def test_a_module_puts_weights_into_the_order_of_fragments(case: str) -> None:
+    problem = CASES[case].problem
+    text = render.module(problem, [CASES[case].configs[0]], TARGETS["sm90"], 0.1, 1.0)
+    packed = torch.randint(0, 256, (48, 128), dtype=torch.uint8).mT
+    found = modules.run_text(text, "generated").in_fragments(packed)
+    assert torch.equal(found, registry.get(WeightLayout, "fragments").pack(packed))
+    assert "b = in_fragments(b)" in text

@@ -54,6 +54,12 @@ class InterpretedSteps(MoeKernels):
         found, wanted = super().gather(x, order, topk, mode, dtype), mixture_steps.gather(x, order, topk, mode, dtype)
         return alike(found, wanted, mode, x.shape[1])
 
+    def route(self, x: Tensor, ids: Tensor, experts: int, mode: str, dtype: torch.dtype) -> Any:
+        given = x, ids, experts, mode, dtype
+        (found, places), (wanted, wanted_places) = super().route(*given), mixture_steps.route(*given)
+        assert all(torch.equal(one, other.int()) for one, other in zip(places, wanted_places, strict=True)), "places"
+        return alike(found, wanted, mode, x.shape[1]), places
+
     def activate(
         self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: Any = None, run: int = 0
     ) -> Any:

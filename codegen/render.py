@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 # What `tl.dot_scaled` calls types with powers of two along K.
+# What a caller of a winner calls: the product, and what puts B into the order that its kernel reads.
+CALLED = ("matmul", "in_pieces", "in_fragments", "in_halves")
 DOT_FORMATS = {"fp4e2m1": "e2m1", "fp8e4m3fn": "e4m3", "fp8e5m2": "e5m2"}
 TL = {"fp16": "tl.float16", "bf16": "tl.bfloat16", "fp32": "tl.float32", "int8": "tl.int8", "int32": "tl.int32"}
 
@@ -303,7 +305,7 @@ def winner(problem: Problem, config: Config, target: Target, remark: str) -> str
     }
     text = _render("winner.py.j2", problem, [config], target, **more)
     known = {**constants, "GROUPS": problem.group_count, "MASKED": problem.masked, "EDITED": 0, "CONFIG": ""}
-    return specialise(text, "matmul", known)
+    return specialise(text, CALLED, known)
 
 
 def _count(problem: Problem, operand: OperandSpec) -> str:

@@ -14,19 +14,19 @@ from tritongemm.codegen.source_trees import parse
 from tritongemm.codegen.wrapped_lines import WIDTH, wrap
 
 
-def specialise(text: str, root: str, constants: Mapping[str, Any]) -> str:
+def specialise(text: str, roots: Sequence[str], constants: Mapping[str, Any]) -> str:
     """Return the text of a module with the constants of one config.
 
-    What `root`, the function that a caller calls, does not reach is left out. `constants` are values of the names that
+    What `roots`, the functions that a caller calls, do not reach is left out. `constants` are values of the names that
     it hands to kernels; those that kernels still need become constants of the module, behind its own.
     """
-    return _Specialiser(text, root, dict(constants)).write()
+    return _Specialiser(text, roots, dict(constants)).write()
 
 
 class _Specialiser(ExpressionFolder):
-    def __init__(self, text: str, root: str, constants: dict[str, Any]) -> None:
+    def __init__(self, text: str, roots: Sequence[str], constants: dict[str, Any]) -> None:
         super().__init__(text, constants)
-        self._root = root
+        self._roots = [root for root in roots if root in self.functions]
         comments = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT]
         self._alone = {t.start[0]: t.string for t in comments if t.line.lstrip().startswith("#")}
         self._beside = {t.start[0]: t.string for t in comments if t.start[0] not in self._alone}
@@ -67,8 +67,9 @@ class _Specialiser(ExpressionFolder):
 
     def _propagate(self) -> None:
         """Find the constant arguments with which each function is called."""
-        self.functions[self._root].reached = True
-        waiting = {self._root}
+        waiting = {*self._roots}
+        for name in waiting:
+            self.functions[name].reached = True
         while waiting:
             for name in waiting:
                 self._write(self.functions[name])

@@ -126,7 +126,9 @@ def test_winners_compile_to_binaries(target: str, tmp_path: Path) -> None:
 def test_a_module_puts_weights_into_the_order_of_fragments(case: str) -> None:
     problem = CASES[case].problem
     text = render.module(problem, [CASES[case].configs[0]], TARGETS["sm90"], 0.1, 1.0)
+    winner = render.winner(problem, CASES[case].configs[0], TARGETS["sm90"], "Remark.")
     packed = torch.randint(0, 256, (48, 128), dtype=torch.uint8).mT
-    found = modules.run_text(text, "generated").in_fragments(packed)
-    assert torch.equal(found, registry.get(WeightLayout, "fragments").pack(packed))
+    for one in (text, winner):  # a winner's caller needs it too
+        found = modules.run_text(one, "generated").in_fragments(packed)
+        assert torch.equal(found, registry.get(WeightLayout, "fragments").pack(packed))
     assert "b = in_fragments(b)" in text

@@ -141,10 +141,10 @@ def matmul(x, y):
 
 def test_named_tuples_of_winners_have_the_fields_that_are_read() -> None:
     """Constants in them are decided; what only fields that nothing reads would hold is left out."""
-    narrow = specialise(PAIRS, "matmul", {"WIDE": 0})
+    narrow = specialise(PAIRS, ["matmul"], {"WIDE": 0})
     assert 'Pair = namedtuple("Pair", "left")' in narrow and "return pair.left * 5" in narrow
     assert "def kernel(x):\n    add(Pair(x))\n" in narrow and "kernel(x)\n" in narrow
-    wide = specialise(PAIRS.replace("WIDE=0", "WIDE=1"), "matmul", {"WIDE": 1})
+    wide = specialise(PAIRS.replace("WIDE=0", "WIDE=1"), ["matmul"], {"WIDE": 1})
     assert "    spare = unknown(y)\n    add(Pair(x, spare))" in wide and "return pair.left + pair.right" in wide
 
 

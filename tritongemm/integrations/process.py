@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from inspect import signature
 from typing import Any, Final, TypeVar
 
@@ -23,6 +24,7 @@ Found = TypeVar("Found")
 EVERY_LAYER: Final = "layer"
 _MOVED: Final = "this %s is not as the plug-in knows it (%s); tuned kernels serve no %s"
 _UNREADABLE: Final = "%s: this %s is not as the plug-in knows it (%s); it is computed as without tuned kernels"
+_HOOKED: Final = "tritongemm_hook"  # attribute of a function that stands before a server's
 _REASONS: Final = 8  # that are logged, as one may name the sizes of a call
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
@@ -84,21 +86,18 @@ def install(server: str, hooks: Mapping[str, Callable[[], None]]) -> None:
         LOG.error(_MOVED, server, why, ", ".join(names))
 
 
-def require_parameters(function: Callable[..., Any], hook: Callable[..., Any], before: int = 0) -> None:
-    """Refuse a server's function whose parameters, but for the first, have other names than those of its hook.
+def require_parameters(function: Callable[..., Any], read: Callable[..., Any]) -> None:
+    """Refuse a server's function whose parameters, but for the first, have other names than those that `read` has.
 
-    Args:
-        function: the server's.
-        hook: stands before it. One that takes any parameters looks at them itself.
-        before: parameters of the hook that the function does not have.
+    One that takes any parameters looks at them itself; the first two of the others are none but of the hook.
 
     Raises:
         AttributeError: names them.
     """
-    theirs, ours = ([*signature(one).parameters.values()] for one in (function, hook))
+    theirs, ours = ([*signature(one).parameters.values()] for one in (function, read))
     if any(one.kind is one.VAR_POSITIONAL for one in ours):
         return
-    found, known = ([one.name for one in all_of_them[1:]] for all_of_them in (theirs, ours[before:]))
+    found, known = [one.name for one in theirs[1:]], [one.name for one in ours[2:]]
     if found != known:
         raise AttributeError(f"{function.__qualname__} takes {', '.join(found)}, not {', '.join(known)}")
 
@@ -114,6 +113,8 @@ def guarded(server: str, served: str, read: Callable[..., Found | None]) -> Call
         try:
             return read(*given, **named)
         except Exception as error:  # The server runs without us, whatever its objects are.
+            if torch.compiler.is_compiling():  # a tracer can write no line
+                return None
             why = f"{type(error).__name__}: {error}"
             if why not in said and len(said) < _REASONS:
                 said.add(why)
@@ -121,6 +122,71 @@ def guarded(server: str, served: str, read: Callable[..., Found | None]) -> Call
             return None
 
     return read_known
+
+
+def make_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | None]) -> Callable[..., Any]:
+    """Return ``hook(function, its arguments)``: `read` says what computes a call before a server's function does.
+
+    Args:
+        server: its name.
+        served: the kind of layer.
+        read: is given the call as the server computes it, then its arguments, and returns what computes it instead;
+            None where the server does. What it can't read costs no other layer or call, as `guarded` says.
+    """
+    known = guarded(server, served, read)
+
+    @wraps(read)
+    def hook(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        own = partial(original, *given, **named)
+        compute = known(own, *given, **named)
+        return own() if compute is None else compute()
+
+    return hook
+
+
+def replace(server: str, served: str, places: Mapping[Any, str], read: Callable[..., Callable[[], Any] | None]) -> None:
+    """Put a hook before a server's function, as `make_hook`, in each of its places: owners and the name that it has.
+
+    Raises:
+        AttributeError: it is not there, or has other parameters.
+    """
+    hook = make_hook(server, served, read)
+    (original,) = {getattr(owner, name) for owner, name in places.items()}
+    require_parameters(original, read)
+
+    @wraps(original)
+    def serve(*given: Any, **named: Any) -> Any:
+        return hook(original, *given, **named)
+
+    setattr(serve, _HOOKED, True)
+    for owner, name in places.items():
+        setattr(owner, name, serve)
+
+
+def is_hooked(function: Any) -> bool:
+    """Return whether a server's function has a hook of ours before it."""
+    return bool(attribute(function, _HOOKED))
+
+
+def find_linear(
+    calls: TunedCalls, traced: Callable[..., Tensor] | None, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Callable[[], Tensor] | None:
+    """Return what computes a plain layer's call by a tuned kernel; None where the server does.
+
+    Args:
+        calls: of the server's function.
+        traced: what torch.compile traces; None for the server's function.
+        x: activations.
+        weight: the layer's, as the server has it.
+        bias: the layer's, or None.
+    """
+    weight, bias = plain(weight), plain(bias)
+    if not x.is_cuda or not serves_weight(weight):
+        return None
+    if torch.compiler.is_compiling():
+        return partial(traced, x, weight, bias) if traced else None
+    call = calls.find(x, weight, bias)
+    return None if call is None else partial(call, x, weight, bias, None)
 
 
 def attribute(owner: Any, name: str, default: Any = None) -> Any:

@@ -50,7 +50,7 @@ def register() -> None:
         ("fp8 layers with a factor per row", sglang_fp8.ROWS, sglang_fp8.make_hook_of_rows, scales),
         ("mixtures of experts", sglang_moe.TARGET, sglang_moe.make_hook, process.serves_experts()),
         *((*hook, process.serves_four_bits()) for hook in sglang_w4.hooks()),
-        ("layers before the first call of a size", _LOADING, lambda: _prepare_loaded, serves),
+        ("layers before the first call of a size", _LOADING, _make_hook_of_loading, serves),
     )
 
     def install(target: str, make: Callable[[], Hook]) -> None:
@@ -58,7 +58,7 @@ def register() -> None:
             owner, _, name = target.rpartition(".")
             if hasattr(pkgutil.resolve_name(owner), name) or name not in _OPTIONAL:
                 hook = make()
-                process.require_parameters(pkgutil.resolve_name(target), hook, before=1)
+                process.require_parameters(pkgutil.resolve_name(target), hook)
                 HookRegistry.register(target, hook, HookType.AROUND)
 
     process.install("SGLang", {name: partial(install, target, make) for name, target, make, wanted in hooks if wanted})
@@ -73,49 +73,38 @@ def make_hook() -> Hook:
     calls = TunedCalls(default_dispatcher(), _apply_method)
     operation = define_linear("sglang_linear", calls)
 
-    def serve_apply(original: Hook, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
-        weight, bias = plain(layer.weight), plain(bias)
-        if not serves_weight(weight) or not x.is_cuda or not _serves_now(weight):
-            return original(method, layer, x, bias)
-        if torch.compiler.is_compiling():
-            return operation(x, weight, bias)
-        call = calls.find(x, weight, bias)
-        return original(method, layer, x, bias) if call is None else call(x, weight, bias, None)
+    def read(own: Any, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
+        if not _serves_now(plain(layer.weight)):
+            return None
+        return process.find_linear(calls, operation, x, layer.weight, bias)
 
-    return serve_apply
+    return process.make_hook("SGLang", "plain linear layer", read)
 
 
 def make_hook_of_addend() -> Hook:
     """Return the hook of layers that add a matrix: ``hook(original, method, layer, x, addend, bias)``."""
     calls = TunedCalls(default_dispatcher(), torch_linear)
 
-    def serve_addend(
-        original: Hook, method: Any, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None
-    ) -> Any:
-        weight, bias = plain(layer.weight), plain(bias)
-        passed_by = torch.compiler.is_compiling() or not _serves_now(weight)
-        call = None if passed_by else calls.find(x, weight, bias)
-        if call is None:
-            return original(method, layer, x, addend, bias)
-        return call(x, weight, bias, None).add_(addend)
+    def read(own: Any, method: Any, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None) -> Any:
+        if torch.compiler.is_compiling() or not _serves_now(plain(layer.weight)):
+            return None
+        compute = process.find_linear(calls, None, x, layer.weight, bias)
+        return None if compute is None else lambda: compute().add_(addend)
 
-    return serve_addend
+    return process.make_hook("SGLang", "plain linear layer with an addend", read)
 
 
 def make_hook_into() -> Hook:
     """Return the hook of layers that write to given memory: ``hook(original, method, layer, x, output, bias)``."""
     calls = WrittenCalls(default_dispatcher(), torch_linear)
 
-    def serve_into(
-        original: Hook, method: Any, layer: Any, x: Tensor, output: Tensor, bias: Tensor | None = None
-    ) -> Any:
+    def read(own: Any, method: Any, layer: Any, x: Tensor, output: Tensor, bias: Tensor | None = None) -> Any:
         weight, bias = plain(layer.weight), plain(bias)
-        passed_by = torch.compiler.is_compiling() or x.dim() != 2 or not _serves_now(weight)
-        if passed_by or not calls.write(x, weight.t(), bias, output):
-            return original(method, layer, x, output, bias)
-        return output
+        if torch.compiler.is_compiling() or x.dim() != 2 or not _serves_now(weight):
+            return None
+        return lambda: output if calls.write(x, weight.t(), bias, output) else own()
 
-    return serve_into
+    return process.make_hook("SGLang", "plain linear layer that writes to given memory", read)
 
 
 def make_hook_of_output() -> Hook:
@@ -125,11 +114,12 @@ def make_hook_of_output() -> Hook:
     calls = WrittenCalls(default_dispatcher(), torch_linear)
 
     def read(
-        processor: Any, hidden_states: Tensor, lm_head: Any, _: Any = None, *, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        own: Any, processor: Any, hidden_states: Tensor, lm_head: Any, *_: Any, out: Tensor | None = None, **__: Any
+    ) -> Any:
         weight = plain(attribute(lm_head, "weight"))
         if (
-            not isinstance(weight, Tensor)
+            torch.compiler.is_compiling()
+            or not isinstance(weight, Tensor)
             or not serves_weight(weight)
             or not hidden_states.is_cuda
             or hidden_states.dtype != weight.dtype
@@ -142,21 +132,11 @@ def make_hook_of_output() -> Hook:
             or not _serves_now(weight)
         ):
             return None
-        return hidden_states, weight, out
-
-    known = process.guarded("SGLang", "output layer", read)
-
-    def serve_output(original: Hook, *given: Any, **named: Any) -> Any:
-        found = None if torch.compiler.is_compiling() else known(*given, **named)
-        if found is None:
-            return original(*given, **named)
-        x, weight, out = found
         if out is not None:
-            return out if calls.write(x, weight.t(), None, out) else original(*given, **named)
-        call = calls.find(x, weight, None)
-        return original(*given, **named) if call is None else call(x, weight, None, None)
+            return lambda: out if calls.write(hidden_states, weight.t(), None, out) else own()
+        return process.find_linear(calls, None, hidden_states, weight, None)
 
-    return serve_output
+    return process.make_hook("SGLang", "output layer", read)
 
 
 def _serves_now(weight: Tensor) -> bool:
@@ -166,11 +146,19 @@ def _serves_now(weight: Tensor) -> bool:
     return process.serves_invariantly(weight, batch_invariant_ops.is_batch_invariant_mode_enabled())
 
 
-def _prepare_loaded(original: Hook, runner: Any, *arguments: Any, **named: Any) -> Any:
-    result = original(runner, *arguments, **named)
-    invariant = bool(attribute(attribute(runner, "server_args"), "enable_deterministic_inference"))
-    loaded_model.prepare(attribute(runner, "model"), False, invariant)  # its layers have operations
-    return result
+def _make_hook_of_loading() -> Hook:
+    def prepare(runner: Any) -> None:
+        invariant = bool(attribute(attribute(runner, "server_args"), "enable_deterministic_inference"))
+        loaded_model.prepare(attribute(runner, "model"), False, invariant)  # its layers have operations
+
+    known = process.guarded("SGLang", "model", prepare)
+
+    def load(original: Hook, runner: Any, *arguments: Any, **named: Any) -> Any:
+        result = original(runner, *arguments, **named)
+        known(runner)
+        return result
+
+    return load
 
 
 def _apply_method(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import LOG, attribute, guarded, plain, serves_blocks, serves_scaled
+from tritongemm.integrations.process import LOG, attribute, plain, serves_blocks, serves_scaled
+from tritongemm.integrations.process import make_hook as make_server_hook
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.layer_choice import BlockOperands
@@ -21,7 +23,6 @@ SCHEME: Final = (
 ROWS: Final = f"{_PLACE}.fp8_utils.fp8_scaled_mm"  # of CUTLASS; not there on AMD
 
 Hook = Callable[..., Tensor]  # SGLang calls it around its own function: hook(function, its arguments)
-_Read = Callable[..., BlockOperands | None]
 
 
 def make_hook() -> Hook:
@@ -32,41 +33,45 @@ def make_hook() -> Hook:
     without a row that states its order.
     """
 
-    def read(method: Any, layer: Any, x: Any, bias: Tensor | None = None) -> BlockOperands | None:
+    def read(own: Any, method: Any, layer: Any, x: Any, bias: Tensor | None = None) -> Any:
         if not (isinstance(x, Tensor) and method.block_quant and not method.use_mxfp8 and not method.use_marlin):
             return None
-        return _of_blocks(layer, layer.weight_scale_inv, x, bias)
+        return _product(own, _of_blocks(layer, layer.weight_scale_inv, x, bias))
 
-    return _serving("fp8 layer", read)
+    return make_server_hook("SGLang", "fp8 layer", read)
 
 
 def make_hook_of_scheme() -> Hook:
     """Return the hook of compressed-tensors' fp8 layers in blocks: ``hook(original, scheme, layer, x, bias)``."""
 
-    def read(scheme: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> BlockOperands | None:
-        return None if scheme.weight_block_size is None else _of_blocks(layer, layer.weight_scale, x, bias)
+    def read(own: Any, scheme: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
+        if scheme.weight_block_size is None:
+            return None
+        return _product(own, _of_blocks(layer, layer.weight_scale, x, bias))
 
-    return _serving("fp8 layer in blocks of compressed-tensors", read)
+    return make_server_hook("SGLang", "fp8 layer in blocks of compressed-tensors", read)
 
 
 def make_hook_of_rows() -> Hook:
     """Return the hook of products with a factor per row of both: ``hook(original, a, b [K, N], of a, of b, …)``."""
 
     def read(
+        own: Any,
         mat_a: Tensor,
         mat_b: Tensor,
         scales_a: Tensor,
         scales_b: Tensor,
         out_dtype: torch.dtype,
         bias: Tensor | None = None,
-    ) -> BlockOperands | None:
+    ) -> Any:
         k, n = mat_b.shape
         is_in_rows = mat_b.stride(0) == 1 and scales_a.numel() == mat_a.shape[0] and scales_b.numel() == n
         if not is_in_rows or not mat_a.is_cuda or not serves_scaled(n, k, _must_not_depend_on_the_batch()):
             return None
-        return BlockOperands(mat_a, plain(mat_b).t(), plain(scales_b), scales_a, plain(bias), out_dtype)
+        operands = BlockOperands(mat_a, plain(mat_b).t(), plain(scales_b), scales_a, plain(bias), out_dtype)
+        return _product(own, operands)
 
-    return _serving("fp8 layer with a factor per row", read)
+    return make_server_hook("SGLang", "fp8 layer with a factor per row", read)
 
 
 def has_factors_of_rows(layer: Any) -> bool:
@@ -98,13 +103,7 @@ def _must_not_depend_on_the_batch() -> bool:
     return invariant
 
 
-def _serving(served: str, read: _Read) -> Hook:
-    known = guarded("SGLang", served, read)
-
-    def serve(original: Hook, *given: Any, **named: Any) -> Tensor:
-        operands = None if torch.compiler.is_compiling() else known(*given, **named)
-        if operands is None:
-            return original(*given, **named)
-        return server_calls.product_or(operands, lambda: original(*given, **named))
-
-    return serve
+def _product(own: Any, operands: BlockOperands | None) -> Any:
+    if operands is None or torch.compiler.is_compiling():
+        return None
+    return partial(server_calls.product_or, operands, own)

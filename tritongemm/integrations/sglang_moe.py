@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, factors_of_experts, guarded, plain
+from tritongemm.integrations.process import attribute, factors_of_experts, plain
+from tritongemm.integrations.process import make_hook as make_server_hook
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
@@ -34,37 +36,29 @@ def make_hook() -> Callable[..., Any]:
     """
     from sglang.srt import batch_invariant_ops
 
-    def read(
-        hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_output: Any, moe_runner_config: Any, **named: Any
-    ) -> MixtureOperands | None:
-        w1, w2 = plain(w1), plain(w2)
-        scales = _scales(w1, w2, hidden_states.dtype, named)
+    def read(own: Any, *given: Any, **named: Any) -> Any:
+        asked = {**dict(zip(_FIRST, given, strict=False)), **named}
+        if len(given) > len(_FIRST) or torch.compiler.is_compiling():
+            return None
+        x, w1, w2, config = asked["hidden_states"], plain(asked["w1"]), plain(asked["w2"]), asked["moe_runner_config"]
+        scales = _scales(w1, w2, x.dtype, {name: value for name, value in asked.items() if name not in _FIRST})
         if (
             scales is None
-            or not _is_plain(moe_runner_config)
+            or not _is_plain(config)
             or not (w1.is_contiguous() and w2.is_contiguous())
             or batch_invariant_ops.is_batch_invariant_mode_enabled()
         ):
             return None
-        weights, ids, *_ = topk_output
-        return MixtureOperands(hidden_states, w1, w2, weights, ids, "silu", *scales)
-
-    known = guarded("SGLang", "mixture of experts", read)
-
-    def serve_experts(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        asked = {**dict(zip(_FIRST, given, strict=False)), **named}
-        passed_by = len(given) > len(_FIRST) or torch.compiler.is_compiling()
-        operands = None if passed_by else known(**asked)
+        weights, ids, *_ = asked["topk_output"]
+        operands = MixtureOperands(x, w1, w2, weights, ids, "silu", *scales)
 
         def compute(changed: MixtureOperands) -> Any:
             routed = asked["topk_output"]._replace(topk_ids=changed.topk_ids)
-            return original(**{**asked, "hidden_states": changed.x, "topk_output": routed})
+            return own.func(**{**asked, "hidden_states": changed.x, "topk_output": routed})
 
-        if operands is None:
-            return original(*given, **named)
-        return server_calls.mixture_or(operands, compute, attribute(asked["moe_runner_config"], _FACTOR) or 1.0)
+        return partial(server_calls.mixture_or, operands, compute, attribute(config, _FACTOR) or 1.0)
 
-    return serve_experts
+    return make_server_hook("SGLang", "mixture of experts", read)
 
 
 def _is_plain(config: Any) -> bool:

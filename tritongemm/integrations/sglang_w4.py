@@ -15,6 +15,7 @@ from torch import Tensor
 from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.integrations import int4_layers
 from tritongemm.integrations.process import guarded, plain
+from tritongemm.integrations.process import make_hook as make_server_hook
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors
 from tritongemm.serving import server_calls
 
@@ -54,15 +55,13 @@ def make_hook() -> Callable[..., Tensor]:
     """
     from sglang.srt import batch_invariant_ops
 
-    def serve_apply(
-        original: Callable[..., Tensor], scheme: Any, layer: Any, x: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        passed_by = torch.compiler.is_compiling() or batch_invariant_ops.is_batch_invariant_mode_enabled()
-        operands = None if passed_by else int4_layers.operands(layer, x, bias)
-        own = partial(original, scheme, layer, x, bias)
-        return own() if operands is None else server_calls.four_bits_or(operands, own)
+    def read(own: Any, scheme: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
+        if torch.compiler.is_compiling() or batch_invariant_ops.is_batch_invariant_mode_enabled():
+            return None
+        operands = int4_layers.operands(layer, x, bias)
+        return None if operands is None else partial(server_calls.four_bits_or, operands, own)
 
-    return serve_apply
+    return make_server_hook("SGLang", "int4 layer", read)
 
 
 def _convert(scheme: Any, layer: Any) -> PackedWeight | str:

@@ -8,20 +8,20 @@ What vLLM compiles of plain layers stays as it is, and is served as `compiled` s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tritongemm.integrations import loaded_model, process
-from tritongemm.integrations.process import define_linear, plain, serves_weight
+from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_fp8_rows, vllm_moe
+from tritongemm.integrations.process import define_linear, is_hooked, plain, replace
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
 from tritongemm.system import settings
 
-ServerGemm = Callable[..., Tensor]  # of a layer, x, its weight and a bias
+_LAYER = "plain linear layer"
 
 
 def register() -> None:
@@ -36,20 +36,20 @@ def register() -> None:
         return
     hooks: dict[str, tuple[Callable[[], None], bool]] = {
         process.EVERY_LAYER: (partial(_name_graphs, digest), True),
-        "plain linear layer": (_hook_layers if digest else _hook_counted, True),
-        "fp8 layer in blocks": (_hook_blocks, process.serves_scales()),
-        "fp8 layer with a factor per row or tensor": (_hook_rows, process.serves_scales()),
+        _LAYER: (_hook_layers if digest else _hook_counted, True),
+        vllm_fp8.SERVED: (vllm_fp8.hook, process.serves_scales()),
+        vllm_fp8_rows.SERVED: (vllm_fp8_rows.hook, process.serves_scales()),
         "int4 layer": (_hook_int4, process.serves_four_bits()),
-        "mixture of experts": (_hook_mixtures, process.serves_experts()),
+        vllm_moe.SERVED: (vllm_moe.hook, process.serves_experts()),
         "mixture of mxfp4": (_hook_mxfp4, process.serves_four_bits()),
         "compiled layer": (_hook_loading, bool(digest)),
     }
     if settings.server_invariant():
         hooks = {
             process.EVERY_LAYER: (partial(_name_graphs, digest), True),
-            "plain linear layer": (_hook_invariant, bool(digest)),
-            "fp8 layer in blocks": (partial(_hook_blocks, True), process.serves_scales(True)),
-            "fp8 layer with a factor per row or tensor": (partial(_hook_rows, True), process.serves_scales(True)),
+            _LAYER: (_hook_invariant, bool(digest)),
+            vllm_fp8.SERVED: (partial(vllm_fp8.hook, True), process.serves_scales(True)),
+            vllm_fp8_rows.SERVED: (partial(vllm_fp8_rows.hook, True), process.serves_scales(True)),
             "compiled layer": (_hook_loading, bool(digest)),
         }
     process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})
@@ -78,18 +78,27 @@ def _name_graphs(digest: str) -> None:
 
 
 def _hook_layers() -> None:
-    """Replace vLLM's functions by ours, which call the replaced one where no row holds for a call."""
+    """Put hooks before vLLM's functions, which compute what no row holds for."""
     from vllm.model_executor.layers import utils
 
-    default, rocm, compute_rocm = (
-        utils.default_unquantized_gemm,
-        utils.rocm_unquantized_gemm,
-        utils.rocm_unquantized_gemm_impl,
-    )
-    if default.__module__ != __name__:
-        utils.default_unquantized_gemm = _make_gemm(default, TunedCalls(default_dispatcher(), torch_linear))
-        calls = TunedCalls(default_dispatcher(), compute_rocm)
-        utils.rocm_unquantized_gemm = _make_gemm(rocm, calls, define_linear("vllm_rocm_linear", calls))
+    own: dict[str, Callable[..., Tensor]] = {
+        "default_unquantized_gemm": torch_linear,
+        "rocm_unquantized_gemm": utils.rocm_unquantized_gemm_impl,
+    }
+    if any(is_hooked(getattr(utils, name)) for name in own):
+        return
+    for name, compute in own.items():
+        calls = TunedCalls(default_dispatcher(), compute)
+        # Inductor calls the product of the first function by name, and serves it so.
+        traced = None if compute is torch_linear else define_linear("vllm_rocm_linear", calls)
+        replace("vLLM", _LAYER, {utils: name}, _make_read(calls, traced))
+
+
+def _make_read(calls: TunedCalls, traced: Callable[..., Tensor] | None) -> Callable[..., Any]:
+    def read(own: Any, layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return process.find_linear(calls, traced, x, weight, bias)
+
+    return read
 
 
 def _hook_counted() -> None:
@@ -99,59 +108,29 @@ def _hook_counted() -> None:
     """
     from vllm.model_executor.layers import utils
 
-    original = utils.default_unquantized_gemm
-    if original.__module__ == __name__:
-        return
+    def read(own: Any, layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return partial(own.func, layer, x, plain(weight), plain(bias))
 
-    def counted(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return original(layer, x, plain(weight), plain(bias))
-
-    process.require_parameters(original, counted)
-    utils.default_unquantized_gemm = counted
+    if not is_hooked(utils.default_unquantized_gemm):
+        replace("vLLM", _LAYER, {utils: "default_unquantized_gemm"}, read)
 
 
 def _hook_invariant() -> None:
-    """Replace the function by which vLLM computes plain layers where the batch must not matter."""
+    """Put a hook before the function by which vLLM computes plain layers where the batch must not matter."""
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
-    original = linear.linear_batch_invariant
-    if original.__module__ != __name__:
-        calls = TunedCalls(default_dispatcher(), original)
-        replaced = _make_invariant(original, calls, define_linear("vllm_invariant_linear", calls))
-        linear.linear_batch_invariant = vocab_parallel_embedding.linear_batch_invariant = replaced
+    name, original = "linear_batch_invariant", linear.linear_batch_invariant
+    if is_hooked(original):
+        return
+    calls = TunedCalls(default_dispatcher(), original)
+    operation = define_linear("vllm_invariant_linear", calls)
 
+    def read(own: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        if not process.serves_invariantly(plain(weight), True):
+            return None
+        return process.find_linear(calls, operation, x, weight, bias)
 
-def _make_invariant(
-    original: Callable[..., Tensor], calls: TunedCalls, operation: Callable[..., Tensor]
-) -> Callable[..., Tensor]:
-    """Return the replacement, which serves layers with a row that states its order; arguments as of `_make_gemm`."""
-
-    def served_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        weight, bias = plain(weight), plain(bias)
-        if not x.is_cuda or not process.serves_invariantly(weight, True):
-            return original(x, weight, bias)
-        return operation(x, weight, bias) if torch.compiler.is_compiling() else calls(x, weight, bias)
-
-    process.require_parameters(original, served_linear)
-    return served_linear
-
-
-def _hook_rows(invariant: bool = False) -> None:
-    """Serve vLLM's fp8 layers with a factor per row or tensor by tuned kernels."""
-    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
-
-    from tritongemm.integrations import vllm_fp8_rows
-
-    vllm_fp8_rows.hook(cutlass, invariant)
-
-
-def _hook_blocks(invariant: bool = False) -> None:
-    """Serve vLLM's fp8 layers in blocks by tuned kernels."""
-    from vllm.model_executor.kernels import linear
-
-    from tritongemm.integrations import vllm_fp8
-
-    vllm_fp8.hook(linear, invariant)
+    replace("vLLM", _LAYER, {linear: name, vocab_parallel_embedding: name}, read)
 
 
 def _hook_int4() -> None:
@@ -173,53 +152,23 @@ def _hook_mxfp4() -> None:
     vllm_mxfp4.hook(mxfp4, modular_kernel)
 
 
-def _hook_mixtures() -> None:
-    """Serve vLLM's mixtures of experts by tuned kernels."""
-    from vllm.model_executor.layers.fused_moe import modular_kernel
-
-    from tritongemm.integrations import vllm_moe
-
-    vllm_moe.hook(modular_kernel)
-
-
 def _hook_loading() -> None:
     """Load kernels, and log which layers they serve, when vLLM has loaded a model."""
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     original = BaseModelLoader.load_model
-    if original.__module__ == __name__:
+    if is_hooked(original):
         return
 
-    @wraps(original)
-    def load(*arguments: Any, **named: Any) -> nn.Module:
-        model: nn.Module = original(*arguments, **named)
+    def read(own: Any, *arguments: Any, **named: Any) -> Any:
         invariant = settings.server_invariant()  # its layers have an operation
         adapts = any(process.attribute(one, "lora_config") for one in (*arguments, *named.values()))
-        loaded_model.prepare(model, not invariant, invariant, gates=not (invariant or adapts))
-        return model
 
-    load.__module__ = __name__
-    BaseModelLoader.load_model = load
+        def load() -> nn.Module:
+            model: nn.Module = own()
+            loaded_model.prepare(model, not invariant, invariant, gates=not (invariant or adapts))
+            return model
 
+        return load
 
-def _make_gemm(original: ServerGemm, calls: TunedCalls, operation: Callable[..., Tensor] | None = None) -> ServerGemm:
-    """Return the replacement of one of vLLM's functions.
-
-    Args:
-        original: vLLM's function.
-        calls: of tuned kernels.
-        operation: what torch.compile traces; None for vLLM's function, whose product Inductor calls by name.
-    """
-
-    def served_gemm(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        weight, bias = plain(weight), plain(bias)
-        if not serves_weight(weight) or not x.is_cuda:
-            return original(layer, x, weight, bias)
-        if torch.compiler.is_compiling():
-            traced: Tensor = operation(x, weight, bias) if operation else original(layer, x, weight, bias)
-            return traced
-        call = calls.find(x, weight, bias)
-        return original(layer, x, weight, bias) if call is None else call(x, weight, bias, None)
-
-    process.require_parameters(original, served_gemm)
-    return served_gemm
+    replace("vLLM", "model", {BaseModelLoader: "load_model"}, read)

@@ -7,16 +7,25 @@ as they are, which is wrapped. What vLLM quantises, and how, stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, define_opaque, guarded, plain, require_parameters, serves_blocks
+from tritongemm.integrations.process import (
+    attribute,
+    define_opaque,
+    guarded,
+    is_hooked,
+    plain,
+    replace,
+    serves_blocks,
+)
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
+SERVED = "fp8 layer in blocks"
 _METHOD = "apply_block_scaled_mm"
 _NUMBERS = "tritongemm_numbers"  # attribute of a kernel: its number, by the class whose method is called
 _SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int kernel) -> Tensor"
@@ -46,7 +55,7 @@ class BlockKernels:
         A tracer sees what was known before it began, so that they can't be enlisted by their first call.
         """
         original, make = vars(kind)[_METHOD], kind.__init__
-        enlist = guarded("vLLM", "fp8 layer in blocks", self._enlist)
+        enlist = guarded("vLLM", SERVED, self._enlist)
 
         @wraps(make)
         def enlisted(kernel: Any, *arguments: Any, **named: Any) -> None:
@@ -54,20 +63,16 @@ class BlockKernels:
             numbers = vars(kernel).setdefault(_NUMBERS, {})
             numbers[kind.__qualname__] = enlist(kernel, original)
 
-        @wraps(original)
-        def served(kernel: Any, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
+        def read(own: Any, kernel: Any, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Any:
             B, Bs, number = plain(B), plain(Bs), attribute(kernel, _NUMBERS, {}).get(kind.__qualname__)
             if number is None or not serves_blocks(B, Bs, self._invariant):
-                return original(kernel, A, B, As, Bs)
+                return None
             if torch.compiler.is_compiling():
-                result: Tensor = self.operation(A, B, As, Bs, number)
-                return result
-            return _serve(kernel, original, A, B, As, Bs)
+                return partial(self.operation, A, B, As, Bs, number)
+            return partial(_serve, kernel, original, A, B, As, Bs)
 
-        require_parameters(original, served)
-        served.__module__ = __name__
+        replace("vLLM", SERVED, {kind: _METHOD}, read)
         kind.__init__ = enlisted
-        setattr(kind, _METHOD, served)
 
     def _enlist(self, kernel: Any, original: ServerMethod) -> int:
         known = type(kernel), original, kernel.config.out_dtype
@@ -92,21 +97,22 @@ def _serve(kernel: Any, original: ServerMethod, a: Tensor, b: Tensor, scale_a: T
     return server_calls.product_or(operands, lambda: original(kernel, a, b, scale_a, scale_b))
 
 
-def hook(linear: Any, invariant: bool = False) -> None:
+def hook(invariant: bool = False) -> None:
     """Serve vLLM's kernels by tuned ones. A second call does nothing.
 
     Args:
-        linear: the module ``vllm.model_executor.kernels.linear``.
         invariant: whether a row must have the same bits at every M.
 
     Raises:
         AttributeError: vLLM has no such kernels.
     """
+    from vllm.model_executor.kernels import linear
+
     listed = dict.fromkeys(kind for kinds in linear._POSSIBLE_FP8_BLOCK_KERNELS.values() for kind in kinds)
     own = [kind for kind in listed if _METHOD in vars(kind)]
     if not own:
         raise AttributeError(f"no kernel of fp8 in blocks has {_METHOD}")
-    if any(vars(kind)[_METHOD].__module__ == __name__ for kind in own):
+    if any(is_hooked(vars(kind)[_METHOD]) for kind in own):
         return
     kernels = BlockKernels(invariant)
     for kind in own:

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, define_opaque, plain, require_parameters, serves_scaled
+from tritongemm.integrations.process import attribute, define_opaque, is_hooked, plain, replace, serves_scaled
 from tritongemm.serving import server_calls
 from tritongemm.serving.layer_choice import BlockOperands
 
+SERVED = "fp8 layer with a factor per row or tensor"
 KERNEL = "CutlassFP8ScaledMMLinearKernel"
 _SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype) -> Tensor"
 
 
-def hook(cutlass: Any, invariant: bool = False) -> None:
+def hook(invariant: bool = False) -> None:
     """Serve the kernel that vLLM chooses for such layers. A second call does nothing.
 
     Args:
-        cutlass: the module ``vllm.model_executor.kernels.linear.scaled_mm.cutlass``.
         invariant: whether a row must have the same bits at every M.
 
     Raises:
-        AttributeError: vLLM has not what is wrapped.
+        AttributeError: vLLM has not what a hook is put before.
     """
-    kind = getattr(cutlass, KERNEL)
-    original, own = kind.apply_scaled_mm, cutlass.ops.cutlass_scaled_mm
-    if original.__module__ == __name__:
+    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
+
+    kind, own_product = getattr(cutlass, KERNEL), cutlass.ops.cutlass_scaled_mm
+    if is_hooked(kind.apply_scaled_mm):
         return
 
     def multiply(
         a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
         def compute() -> Tensor:
-            result: Tensor = own(a, b.t(), out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias)
+            result: Tensor = own_product(a, b.t(), out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias)
             return result
 
         return server_calls.product_or(BlockOperands(a, b, scale_b, scale_a, bias, out_dtype), compute)
@@ -45,8 +45,8 @@ def hook(cutlass: Any, invariant: bool = False) -> None:
 
     operation = define_opaque("vllm_fp8_rows", _SCHEMA, multiply, infer)
 
-    @wraps(original)
-    def served(
+    def read(  # noqa: PLR0913 (vLLM's own arguments)
+        own: Any,
         kernel: Any,
         *,
         A: Tensor,
@@ -56,18 +56,12 @@ def hook(cutlass: Any, invariant: bool = False) -> None:
         Bs: Tensor,
         bias: Tensor | None,
         output_shape: list[int],
-    ) -> Tensor:
+    ) -> Any:
         b, scale_b, (k, n) = plain(B), plain(Bs), B.shape
         is_padded = attribute(kernel, "logical_output_size") != n or A.shape[1] != k
         if is_padded or b.stride(0) != 1 or not serves_scaled(n, k, invariant):
-            result: Tensor = original(
-                kernel, A=A, B=B, out_dtype=out_dtype, As=As, Bs=Bs, bias=bias, output_shape=output_shape
-            )
-            return result
+            return None
         call = operation if torch.compiler.is_compiling() else multiply
-        product: Tensor = call(A, b.t(), As, scale_b, plain(bias), out_dtype)
-        return product.view(*output_shape)
+        return lambda: call(A, b.t(), As, scale_b, plain(bias), out_dtype).view(*output_shape)
 
-    require_parameters(original, served)
-    served.__module__ = __name__
-    kind.apply_scaled_mm = served
+    replace("vLLM", SERVED, {kind: "apply_scaled_mm"}, read)

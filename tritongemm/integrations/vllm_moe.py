@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any, Final
 
 from torch import Tensor
 
-from tritongemm.integrations.process import attribute, factors_of_experts, guarded, plain
+from tritongemm.integrations.process import attribute, factors_of_experts, is_hooked, plain, replace
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 
+SERVED: Final = "mixture of experts"
 # Classes of experts that read weights as a checkpoint has them; others shuffle them, or have up before gate.
 EXPERTS: Final = ("TritonExperts", "TritonOrDeepGemmExperts", "TritonOrCutlassExperts")
 _PREPARES: Final = "MoEPrepareAndFinalizeNoDPEPModular"  # without tokens of other ranks
@@ -24,35 +24,25 @@ _ARGUMENTS: Final = frozenset(
 )
 
 
-def hook(modular_kernel: Any) -> None:
-    """Serve mixtures before vLLM's own kernels do.
-
-    Args:
-        modular_kernel: the module ``vllm.model_executor.layers.fused_moe.modular_kernel``.
+def hook() -> None:
+    """Serve mixtures before vLLM's own kernels do. A second call does nothing.
 
     Raises:
-        AttributeError: vLLM has not what is wrapped.
+        AttributeError: vLLM has not what a hook is put before.
     """
-    kind = modular_kernel.FusedMoEKernelModularImpl
-    original = kind.apply
-    if original.__module__ == __name__:
-        return
+    from vllm.model_executor.layers.fused_moe import modular_kernel
 
-    known = guarded("vLLM", "mixture of experts", _operands)
-
-    @wraps(original)
-    def served(kernel: Any, *arguments: Any, **named: Any) -> Any:
-        def compute(given: MixtureOperands) -> Tensor:
-            result: Tensor = original(kernel, **{**named, "hidden_states": given.x, "topk_ids": given.topk_ids})
-            return result
-
-        operands = None if arguments else known(kernel, named)
+    def read(own: Any, kernel: Any, *arguments: Any, **named: Any) -> Any:
+        operands = None if arguments else _operands(kernel, named)
         if operands is None:
-            return original(kernel, *arguments, **named)
-        return server_calls.mixture_or(operands, compute)
+            return None
+        return lambda: server_calls.mixture_or(
+            operands, lambda given: own(hidden_states=given.x, topk_ids=given.topk_ids)
+        )
 
-    served.__module__ = __name__
-    kind.apply = served
+    kind = modular_kernel.FusedMoEKernelModularImpl
+    if not is_hooked(kind.apply):
+        replace("vLLM", SERVED, {kind: "apply"}, read)
 
 
 def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:

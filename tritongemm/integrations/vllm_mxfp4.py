@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import int4_layers
-from tritongemm.integrations.process import attribute, guarded, plain
+from tritongemm.integrations.process import attribute, guarded, plain, replace
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -64,16 +64,11 @@ def hook(mxfp4: Any, modular_kernel: Any) -> None:
 
 def _serve(kind: Any) -> None:
     """Wrap the method of one of the classes that compute a layer."""
-    original = kind.apply
-    known: Callable[..., MixtureOperands | None] = guarded("vLLM", "mixture of mxfp4", _operands)
 
-    @wraps(original)
-    def served(kernel: Any, *arguments: Any, **named: Any) -> Any:
-        if attribute(kernel, _KEPT) is None or arguments:
-            return original(kernel, *arguments, **named)
-        operands = known(kernel, named)
+    def read(own: Any, kernel: Any, *arguments: Any, **named: Any) -> Any:
+        operands = None if arguments or attribute(kernel, _KEPT) is None else _operands(kernel, named)
         if operands is None:
-            return original(kernel, **named)
+            return None
         logits = named.get("router_logits")
 
         def compute(given: MixtureOperands) -> Tensor:
@@ -82,13 +77,13 @@ def _serve(kind: Any) -> None:
                 changed["topk_ids"] = given.topk_ids
             elif given is not operands:  # experts that were chosen for a race
                 changed["router_logits"] = torch.zeros_like(logits).scatter_(1, given.topk_ids.long(), 1.0)
-            result: Tensor = original(kernel, **{**named, **changed})
+            result: Tensor = own(**changed)
             return result
 
         route = None if logits is None else partial(_route, logits, operands.topk_ids.shape[1])
-        return server_calls.mixture_or(operands, compute, 1.0, route)
+        return partial(server_calls.mixture_or, operands, compute, 1.0, route)
 
-    kind.apply = served
+    replace("vLLM", "mixture of mxfp4", {kind: "apply"}, read)
 
 
 def _convert(layer: Any) -> Converted | str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.integrations import int4_layers
-from tritongemm.integrations.process import attribute, define_opaque, guarded, plain, require_parameters
+from tritongemm.integrations.process import attribute, define_opaque, guarded, is_hooked, plain, replace
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_compressed_tensors
 from tritongemm.operations.linear_w4 import FourBitOperands
 from tritongemm.serving import server_calls
@@ -59,22 +59,19 @@ class Int4Kernels:
             if isinstance(found, PackedWeight):
                 setattr(layer, _NUMBER, self._enlist(kernel, original, layer))
 
-        @wraps(original)
-        def served(kernel: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        def read(own: Any, kernel: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
             operands = int4_layers.operands(layer, x, bias)
             if operands is None:
-                return original(kernel, layer, x, bias)
+                return None
             if torch.compiler.is_compiling():
                 number = attribute(layer, _NUMBER)
                 *_, names = self._kernels[number]
-                own = [attribute(kernel if name == _WORKSPACE else layer, name) for name in names]
-                result: Tensor = self.operation(*operands[:5], bias, own, number)
-                return result
-            return server_calls.four_bits_or(operands, partial(original, kernel, layer, x, bias))
+                tensors = [attribute(kernel if name == _WORKSPACE else layer, name) for name in names]
+                return partial(self.operation, *operands[:5], bias, tensors, number)
+            return partial(server_calls.four_bits_or, operands, own)
 
-        require_parameters(original, served)
-        served.__module__ = __name__
-        kind.process_weights_after_loading, kind.apply_weights = converted, served
+        replace("vLLM", "int4 layer", {kind: "apply_weights"}, read)
+        kind.process_weights_after_loading = converted
 
     def _enlist(self, kernel: Any, original: ServerMethod, layer: Any) -> int:
         """Return the number of a kernel; layers with one of the same class and configuration share it."""
@@ -150,7 +147,7 @@ def hook(linear: Any) -> None:
     own = [kind for kind in listed if kind.__name__ in KERNELS]
     if not own:
         raise AttributeError(f"no kernel of mixed precision is one of {', '.join(KERNELS)}")
-    if any(kind.apply_weights.__module__ == __name__ for kind in own):
+    if any(is_hooked(kind.apply_weights) for kind in own):
         return
     kernels = Int4Kernels()
     for kind in own:

@@ -305,14 +305,14 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     kinds = {kind for group in linear._POSSIBLE_FP8_BLOCK_KERNELS.values() for kind in group}
     for kind in (kind for kind in kinds if "apply_block_scaled_mm" in vars(kind)):
         monkeypatch.setattr(kind, "apply_block_scaled_mm", vars(kind)["apply_block_scaled_mm"])
-    vllm_fp8.hook(linear)
+    vllm_fp8.hook()
     from vllm.model_executor.kernels.linear.scaled_mm import cutlass
 
     from tritongemm.integrations import vllm_fp8_rows
 
     kind = cutlass.CutlassFP8ScaledMMLinearKernel
     monkeypatch.setattr(kind, "apply_scaled_mm", kind.apply_scaled_mm)
-    vllm_fp8_rows.hook(cutlass)
+    vllm_fp8_rows.hook()
     assert kind.apply_scaled_mm.__module__ == vllm_fp8_rows.__name__
     methods = {kind.__name__: getattr(kind, "apply_block_scaled_mm", None) for kind in kinds}
     names = {name for name, method in methods.items() if getattr(method, "__module__", "") == vllm_fp8.__name__}

@@ -29,7 +29,7 @@ def test_the_real_vllm(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     parameters = list(inspect.signature(kind.apply).parameters)
     assert set(parameters) == {"self", *vllm_moe._ARGUMENTS}
     vllm.register()
-    vllm_moe.hook(modular)
+    vllm_moe.hook()
     assert kind.apply.__module__ == vllm_moe.__name__ and BaseModelLoader.load_model.__module__ == vllm.__name__
     own = {name for module in (triton_moe, triton_deep_gemm_moe, triton_cutlass_moe) for name in vars(module)}
     assert set(vllm_moe.EXPERTS) <= own and vllm_moe._PREPARES in vars(no_dp_ep)

@@ -1,0 +1,99 @@
+"""Hooks of both servers: what one can't read costs one call, and one line says so."""
+
+import functools
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.fakes.servers import (
+    install_sglang,
+    install_sglang_int4,
+    install_vllm,
+    install_vllm_blocks,
+    install_vllm_int4,
+    install_vllm_mixtures,
+)
+from tritongemm.integrations import process, sglang, sglang_w4, vllm
+
+ACTIVATIONS = ("x", "A", "mat_a", "hidden_states")
+
+
+class Broken:
+    """A layer, or a part of one, of which nothing can be read."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("broken")
+
+
+@pytest.fixture(autouse=True)
+def everything_has_rows(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("serves_scales", "serves_four_bits", "serves_experts"):
+        monkeypatch.setattr(process, name, lambda invariant=False: True)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+
+
+def answering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A server's function that computes broken layers too."""
+
+    @functools.wraps(function)
+    def answer(*given: Any, **named: Any) -> str:
+        return "the server"
+
+    return answer
+
+
+def costs_itself_alone(call: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether the server computes a broken layer, and a line of each hook before it says so once."""
+    _, *others = inspect.signature(call).parameters.values()
+    named: dict[str, Any] = {one.name: Broken() for one in others if one.kind is not one.VAR_KEYWORD}
+    named |= {name: torch.ones(1, 1) for name in named if name in ACTIVATIONS}
+    caplog.clear()
+    answers = [call(Broken(), **named) for _ in range(2)]
+    lines = [r.getMessage() for r in caplog.records]
+    known = "is not as the plug-in knows it (RuntimeError: broken); it is computed as without tuned kernels"
+    once = len(lines) == len(set(lines)) > 0
+    return once and answers in (["the server"] * 2, [None] * 2) and all(line.endswith(known) for line in lines)
+
+
+def test_a_layer_that_cannot_be_read_costs_vllm_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install_vllm(monkeypatch)
+    blocks = install_vllm_blocks(monkeypatch)
+    kernels = install_vllm_int4(monkeypatch)
+    linear: Any = sys.modules["vllm.model_executor.kernels.linear"]
+    linear._POSSIBLE_FP8_BLOCK_KERNELS = {"CUDA": list(blocks)}
+    install_vllm_mixtures(monkeypatch)
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("vllm.")]
+    classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    owners = {*modules, *classes, *blocks, *kernels}
+    for owner in owners:
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, FunctionType) and name != "__init__":
+                setattr(owner, name, answering(value))
+    vllm.register()
+    assert not caplog.records
+    hooked = {one for owner in owners for one in vars(owner).values() if process.is_hooked(one)}
+    assert len(hooked) >= 9 and not [one for one in hooked if not costs_itself_alone(one, caplog)]
+
+
+def test_a_layer_that_cannot_be_read_costs_sglang_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, *_ = install_sglang(monkeypatch)
+    install_sglang_int4(monkeypatch)
+    sglang.register()
+    assert not caplog.records
+    places = [place.rpartition(".") for place, hooks in registry._hooks.items() if hooks]
+    owners = [(pkgutil.resolve_name(owner), name) for owner, _, name in places]
+    for owner, name in owners:
+        monkeypatch.setattr(owner, name, answering(getattr(owner, name)))
+    registry.apply_hooks()
+    assert len(owners) >= 9 + 2 * len(sglang_w4.SCHEMES)
+    assert not [name for owner, name in owners if not costs_itself_alone(getattr(owner, name), caplog)]

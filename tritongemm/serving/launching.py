@@ -196,10 +196,11 @@ class FastCall(PatchedCall):
             return self._otherwise(x, w, bias, out_dtype)
         return c
 
-    def compiled(self, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    def compiled(self, x: Tensor, w: Tensor, bias: Tensor | None, _: Any, out: Tensor | None = None) -> Any:
         """Return the call for compiled code; itself where operands are not dense."""
+        places = (0, 1, -1 if bias is None else 2)
         dense = all(one is None or one.is_contiguous() for one in (x, w, bias))
-        return self._compile(("a", "b", "bias"), (0, 1, -1 if bias is None else 2), (x,)) if dense else self
+        return self._compile(("a", "b", "bias"), places, (x,), -1 if out is None else 4) if dense else self
 
 
 class TransposedCall:
@@ -306,9 +307,8 @@ class ScaledCall(PatchedCall):
 
     def compiled(self, a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, *rest: Any) -> Any:
         """Return the call for compiled code; itself where operands are not dense."""
-        if not a.is_contiguous() or not (bias is None or bias.is_contiguous()):
-            return self
-        return self._compile(SCALED_NAMES, (0, 1, 2, 3, -1 if bias is None else 4), (a,))
+        dense = a.is_contiguous() and (bias is None or bias.is_contiguous())
+        return self._compile(SCALED_NAMES, (0, 1, 2, 3, -1 if bias is None else 4), (a,)) if dense else self
 
 
 class OperandCall(PatchedCall):

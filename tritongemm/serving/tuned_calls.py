@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
+from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.contract import ReadyCall
 from tritongemm.operations.dense import DenseOperands, are_transposed
 from tritongemm.operations.torch_products import float32_precision, output_dtype
-from tritongemm.serving.calls import NOT_TUNED, keep
+from tritongemm.serving.calls import NOT_TUNED, CallKey, keep
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import FastCall, prepare_layer
 
@@ -88,6 +89,10 @@ class TunedCalls:
 class WrittenCalls(TunedCalls):
     """The same for a function whose caller gives it the memory of the result, as code that Inductor wrote does."""
 
+    def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:
+        super().__init__(dispatcher, otherwise)
+        self._find_compiled = self._compiled  # One object, whose address is part of a key of compiled code.
+
     def write(self, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> bool:
         """Return whether a tuned kernel holds for x [M, K] @ w [K, N] (+ bias), and then has written it to `out`.
 
@@ -96,23 +101,43 @@ class WrittenCalls(TunedCalls):
         """
         if w.shape not in self._dispatcher.transposed_weights:
             return False
-        key = (self, x.shape, w.shape, x.dtype, None if bias is None else bias.dtype)
-        call: Any = self._dispatcher.calls.table.get(key, _UNKNOWN)
-        if call is None:
+        written = native_calls.serve(self._find_compiled, self._dispatcher.calls.compiled, x, w, bias, None, out)
+        if written is not None:
+            return written is not False
+        call = self._find(x, w, bias, out)
+        if call is None or _modes():
             return False
-        if not (x.is_cuda and w.stride(0) == 1 and x.is_contiguous() and out.is_contiguous()):
-            return False
-        if out.dtype != x.dtype or x.dtype not in _HALVES or _modes():
-            return False
-        w = w.t()
-        if call is _UNKNOWN:
-            call = self._resolve(key, DenseOperands(x, w, bias))
-        if call is None:
-            return False
-        result = call(x, w, bias, None, out)
+        result = call(x, w.t(), bias, None, out)
         if result is not out:
             out.copy_(result)
         return True
+
+    def _find(self, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> ReadyCall | None:
+        """Return the tuned kernel of a call; None where there is no row for it, or its operands are of another kind."""
+        dense = w.stride(0) == 1 and x.is_contiguous() and out.is_contiguous()
+        if not dense or out.dtype != x.dtype or x.dtype not in _HALVES:
+            return None
+        key = self._key(x, w, bias)
+        call: Any = self._dispatcher.calls.table.get(key, _UNKNOWN)
+        if call is _UNKNOWN:
+            call = self._resolve(key, DenseOperands(x, w.t(), bias)) if x.is_cuda else None
+        return call  # type: ignore[no-any-return]
+
+    def _key(self, x: Tensor, w: Tensor, bias: Tensor | None) -> CallKey:
+        return (self, x.shape, w.shape, x.dtype, None if bias is None else bias.dtype)
+
+    def _compiled(self, x: Tensor, w: Tensor, bias: Tensor | None, _: None, out: Tensor) -> Any:
+        """Return what compiled code calls for such operands, or None while that may change."""
+        call = self._find(x, w, bias, out)
+        if call is None:
+            return _decline if self._key(x, w, bias) in self._dispatcher.calls.table else None
+        found = native_calls.compiled_form(call, x, w.t(), bias, None, out)
+        return None if found is call else found
+
+
+def _decline(*operands: Any) -> bool:
+    """Return False: no tuned kernel holds for the call."""
+    return False
 
 
 def _is_pytorchs(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:

@@ -25,6 +25,7 @@ from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.serving import products
 from tritongemm.serving.dispatcher import Dispatcher, layer_key
 from tritongemm.serving.launching import FastCall, OperandCall, ScaledCall, TransposedCall, prepare_layer
+from tritongemm.serving.tuned_calls import WrittenCalls
 
 M, N, K = 4, 8, 16
 BLOCK = 24 + 8  # three addresses and one that nothing writes
@@ -63,6 +64,16 @@ class HostGpu:
 
     def bytes(self, buffer: str) -> int:
         return 0
+
+
+class CountedTable(dict[Any, Any]):
+    """Ready calls, and how often Python asked for one."""
+
+    asked = 0
+
+    def get(self, key: Any, otherwise: Any = None) -> Any:
+        self.asked += 1
+        return super().get(key, otherwise)
 
 
 @pytest.fixture(params=["compiled", "compiled, asks in Python", "python"])
@@ -241,6 +252,23 @@ def test_other_operations_write_to_new_memory_or_to_the_given_memory(served: tup
         traced = torch.ops.tritongemm.scaled_mm(*scaled[:6])  # PyTorch leaves out what has its default value
         torch.testing.assert_close(traced, x @ w.T)
     assert len(gpu.launched) == 9
+
+
+def test_code_of_inductor_gives_the_memory_of_the_result(served: tuple[Dispatcher, HostGpu], path: str) -> None:
+    dispatcher, gpu = served
+    calls, device = WrittenCalls(dispatcher, functional.linear), linear_layers.stand_in_device()
+    dispatcher.transposed_weights = frozenset({(K, N)})
+    x, w, out = random(M, K), random(N, K).t(), random(M, N)
+    asked = []
+    for ready in (FastCall(gpu, device, (M, N), torch.bfloat16), None):
+        dispatcher.calls = type(dispatcher.calls)()
+        dispatcher.calls.table = CountedTable({calls._key(x, w, None): ready})
+        for _ in range(3):
+            assert calls.write(x, w, None, out.zero_()) == (ready is not None)
+            torch.testing.assert_close(out, x @ w if ready else torch.zeros_like(out))
+        asked.append(dispatcher.calls.table.asked)
+        assert not calls.write(random(K, M).t(), w, None, out) and not calls.write(x, w, None, random(N, M).t())
+    assert len(gpu.launched) == 3 and max(asked) <= (2 if path == "compiled" else 3)
 
 
 def test_a_process_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ Call: TypeAlias = Callable[[], Tensor]
 
 _LOG = logging.getLogger("tritongemm")
 _ROUNDS: Final = 5  # after one that loads and compiles
-_LEAST_GAIN: Final = 1.01
+_LEAST_GAIN: Final = 1.03  # A mixture that won such a race by 1.6 % was 3.5 % slower in a real model.
 _BUSY_CYCLES: Final = 2_000_000  # about 1 ms
 
 

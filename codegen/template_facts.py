@@ -37,6 +37,7 @@ WARPS_OF_A_GROUP = 4
 DERIVED = {"tail", "padded", "exchange"}
 # Columns of a tile that is in wider blocks: a matrix instruction has a multiple of 8, at most 256.
 PADDED_STEP, MOST_PADDED = 8, 256
+MOST_FEW_ROWS = 64  # rows of the largest tile of which fewer are fetched where A has fewer
 # Bytes along K of a block whose rows, 8 at a time, may begin anywhere: their bytes are swizzled among themselves.
 SWIZZLED_BYTES = 128
 # Of tiles whose splits exchange sums: the numbers of splits; the most elements, for whose sums shared memory has room
@@ -167,6 +168,14 @@ def columns_of_slot(config: Config, problem: Problem) -> int:
     along_k = problem.a.row_major if swapped else not problem.b.row_major
     tight = along_k and config.block_k * problem.a.type.bytes == SWIZZLED_BYTES
     return padded if padded and not tight else columns
+
+
+def fetches_few_rows(config: Config, problem: Problem) -> bool:
+    """Return whether a kernel fetches only as many rows of A as there are, where a tile has more."""
+    facts = kernel_template(config.template)
+    split = facts.value(config, "swap_ab") == 1 and facts.value(config, "tail", columns_at_once(problem)) > 0
+    plain = facts.edited and not facts.fragments and problem.a.row_major and problem.groups is None
+    return plain and config.block_m <= MOST_FEW_ROWS and not split
 
 
 def operands(problem: Problem) -> tuple[str, ...]:

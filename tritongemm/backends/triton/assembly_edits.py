@@ -8,6 +8,7 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
 - ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared
   memory of both programs, and stores both.
+- ``expected``: the barrier expects as many bytes as the register ``expected`` says, where blocks are fetched in part.
 - ``into L2``: up to ``fetched``, the copy engine brings what it would copy into the last-level cache alone.
 - ``columns N``: products have N columns of the wider block that Triton has.
 - ``apart N``: blocks that the number in this register finds in shared memory are N bytes apart, fewer than Triton has.
@@ -50,6 +51,7 @@ _OTHERS = (
 )
 _MEET = "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.relaxed; barrier.cluster.wait.acquire;\n"
 _RECEIVER = "receiver"
+_EXPECTED = "expected"
 _SEND = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
 _PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 _COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -115,6 +117,10 @@ def _acquire(found: re.Match[str]) -> str:
     return f"{found['between']}mbarrier.try_wait.parity.acquire.cluster"
 
 
+def _expect(found: re.Match[str]) -> str:
+    return f"{found['between']}{found['barrier']} {_EXPECTED};"
+
+
 def _alone(found: re.Match[str]) -> str:
     return _GROUP_BARRIER.sub("", found["between"]) + found["instruction"]
 
@@ -153,6 +159,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (_behind("send", f"{_MARK}sent\n"), _send),
     (_behind("received", r"mbarrier\.try_wait\.parity(?=\.shared)"), _acquire),
     (_behind("into L2", f"{_MARK}fetched\n"), _fetch_into_cache),
+    (_behind(_EXPECTED, r"(?P<barrier>mbarrier\.arrive\.expect_tx\.\S+ _, \[[^\]]*\],) \d+;"), _expect),
 )
 
 
@@ -166,8 +173,8 @@ def edit(assembly: str) -> str:
         assembly = _COLUMNS.sub("", narrowed) if products else assembly
     met = assembly.replace(f"{_MARK}meet\n", _MEET).replace(f"{_MARK}newest assembler\n", _NEWEST)
     begin = (_OTHERS if "barrier.cluster" in met else "") + (_FIND_FIRST if _FIRST in met else "")
-    if _SEND in met:
-        begin += f"\t.reg .b32 {_RECEIVER};\n"
+    registers = {_RECEIVER: _SEND, _EXPECTED: f"mov.b32 {_EXPECTED},"}
+    begin += "".join(f"\t.reg .b32 {name};\n" for name, used in registers.items() if used in met)
     met = _ENTRY.sub(lambda found: found[0] + begin, met)
     if left := re.search(rf"{_MARK}(.*)", met):
         raise UnknownAssemblyError(f"Triton made no instruction behind a mark for it: {left[1]}")

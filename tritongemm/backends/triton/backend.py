@@ -301,6 +301,8 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
         box = (int(map_["block_size"][0]), int(map_["block_size"][1]))
         if descriptor == ("a" if swapped else "b") and row_major[name] == swapped and built.launch.get("edited"):
             box = (min(box[0], columns), box[1])  # of a padded tile, only the columns that its products read
+        if descriptor == "a" and built.launch.get("edited") and template_facts.fetches_few_rows(config, problem):
+            box = (min(box[0], problem.m), box[1])
         codes = int(map_["elem_type"]), int(map_["elem_size"]), int(map_["swizzle"])
         params.append(Param("tma", name, box, (rows, cols), lead[name], *codes))
         params += [Param("i32", rows), Param("i32", cols), Param("i64", lead[name]), Param("i64", 1)]

@@ -149,7 +149,7 @@ def numbers_of(launch: Launch) -> dict[str, int]:
             found[f"params.{index}.value"] = int(param.value)
         if param.kind == "tma":
             found |= {f"params.{index}.shape.{side}": extent for side, extent in enumerate(param.shape)}
-            found[f"params.{index}.stride"] = param.stride
+            found |= {f"params.{index}.stride": param.stride, f"params.{index}.box.0": param.box[0]}
     for kind, buffers in (("buffers", launch.buffers), ("zeroed", launch.zeroed)):
         found |= {f"{kind}.{buffer.name}": buffer.bytes for buffer in buffers}
     return found
@@ -157,7 +157,11 @@ def numbers_of(launch: Launch) -> dict[str, int]:
 
 def fixed_of(launch: Launch) -> Launch:
     """Return a launch in which all numbers that may change with M are at neutral values."""
-    params = [replace(p, value=0) if p.kind in _COUNTED else replace(p, shape=(0, 0), stride=0) for p in launch.params]
+
+    def fixed(p: Param) -> Param:
+        return replace(p, value=0) if p.kind in _COUNTED else replace(p, shape=(0, 0), stride=0, box=(0, p.box[1]))
+
+    params = map(fixed, launch.params)
     return replace(launch, grid=(1, 1, 1), params=tuple(params), buffers=(), zeroed=())
 
 
@@ -184,7 +188,8 @@ def _param(param: Param, name: str, numbers: Mapping[str, int]) -> Param:
     if param.kind != "tma":
         return param
     rows, columns = (numbers.get(f"{name}.shape.{side}", extent) for side, extent in enumerate(param.shape))
-    return replace(param, shape=(rows, columns), stride=numbers.get(f"{name}.stride", param.stride))
+    stride, block = numbers.get(f"{name}.stride", param.stride), numbers.get(f"{name}.box.0", param.box[0])
+    return replace(param, shape=(rows, columns), stride=stride, box=(block, param.box[1]))
 
 
 def names_of(launch: Launch) -> frozenset[str]:

@@ -20,7 +20,7 @@ from tritongemm.operations.linear_act import interleave_gate_up
 from tritongemm.operations.served_problems import layer_problem
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.added_operations import linear_act
-from tritongemm.serving.joined_layers import has_fused_rows
+from tritongemm.serving.fused_layers import has_fused_rows
 
 _ACT: Final = "silu_mul"
 _TYPES: Final = (torch.bfloat16, torch.float16)

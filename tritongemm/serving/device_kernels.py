@@ -92,6 +92,11 @@ class DeviceKernels:
         """Return the kernel of a record, or why it can't be launched; None where it was not loaded yet."""
         return (self.loaded_ranges if record.m_from else self.loaded).get(record.problem)
 
+    def has_kernel(self, problem: Problem) -> bool:
+        """Return whether a kernel won the row of a problem, and can be launched."""
+        record = self.find_record(problem)
+        return not isinstance(record, Support) and not isinstance(self.bind(record, problem.m), Support)
+
     def is_algorithm(self, record: Record) -> bool:
         """Return whether an algorithm of a library won a record, other than what the library itself chooses."""
         return isinstance(winners.find_winner(record), LibraryBackend) and not winners.baseline_won(record)

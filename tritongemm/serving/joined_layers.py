@@ -5,8 +5,6 @@ the identity of the tensor object and the version that PyTorch counts at each ch
 that very tensor takes its columns of what was computed; one that is given another is computed by itself. All layers
 must have read one input before anything is computed for the others, so that layers that merely have such names cost
 nothing more.
-
-Gate and up of an MLP with their activation are one kernel where a row of `linear_act` says that it is faster.
 """
 
 import threading
@@ -14,9 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -24,10 +20,8 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
-from tritongemm.operations.linear_act import interleave_gate_up
 from tritongemm.operations.served_problems import layer_problem
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving.added_operations import linear_act
 from tritongemm.serving.api import mm
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -42,10 +36,6 @@ _autocast = torch.is_autocast_enabled
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 _forward = torch.autograd.forward_ad
-_compiling = torch.compiler.is_compiling
-# What `linear_act` calls the activations of gates, by the names of transformers' classes.
-_GATES: Final = {"SiLU": "silu_mul", "SiLUActivation": "silu_mul", "GELUActivation": "gelu_mul",
-                 "GELUTanh": "gelu_tanh_mul", "PytorchGELUTanh": "gelu_tanh_mul"}  # fmt: skip
 
 
 def _no_input() -> None:
@@ -255,126 +245,3 @@ def _pays_at(device: DeviceKernels, problems: Iterable[Problem], m: int) -> bool
     if len(seconds) < len(at_m) or (default_dispatcher().wants_invariant_rows and len({r.order for r in rows}) > 1):
         return False
     return saved_seconds(at_m[0], seconds[0], seconds[1:]) > 0
-
-
-class GatedLayers:
-    """Gate and up of an MLP as one weight, which is held beside theirs."""
-
-    def __init__(self, mlp: Any) -> None:
-        layers = mlp.gate_proj, mlp.up_proj
-        self._parameters, self._act = [layer._parameters for layer in layers], _GATES[type(mlp.act_fn).__name__]
-        self._problem = replace(_problems(layers)[0], epilogue=self._act)
-        self._made_of, self._pays_at, self._decided_with = self._versions(), dict[int, bool](), object()
-        with torch.inference_mode(False), torch.no_grad():
-            self.weight = interleave_gate_up(*(layer.weight.data for layer in layers))
-            biased = mlp.gate_proj.bias is not None
-            self.bias = interleave_gate_up(*(layer.bias.data for layer in layers)) if biased else None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _no_input, ()  # copies of the MLP are computed in two steps
-
-    def _versions(self) -> list[tuple[int, int]]:
-        every = [p for parameters in self._parameters for p in parameters.values() if p is not None]
-        return [(p.data_ptr(), p._version) for p in every]
-
-    def take(self, x: Tensor) -> Tensor | None:
-        """Return activation(gate) * up; None where the two steps are faster, or another weight was given to a layer."""
-        if _grad() or _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0:
-            return None
-        fits = type(x) in _PLAIN and x.dtype is self.weight.dtype and x.shape[-1] == self._problem.k
-        if not (fits and self.pays(x.numel() // self._problem.k) and self._versions() == self._made_of):
-            return None
-        return linear_act(x, self.weight, self._act, self.bias)
-
-    def pays(self, m: int) -> bool:
-        """Return whether a row says at an M that one kernel is faster, which can be launched."""
-        dispatcher = default_dispatcher()
-        if self._decided_with is not dispatcher.calls:
-            self._pays_at, self._decided_with = {}, dispatcher.calls
-        if m not in self._pays_at:
-            device = dispatcher.device_kernels(self.weight.get_device())
-            if device is None or not m:  # a graph is captured, before kernels were loaded
-                return False
-            self._pays_at[m] = not dispatcher.wants_invariant_rows and _is_tuned(device, replace(self._problem, m=m))
-        return self._pays_at[m]
-
-
-class ServedMlp(nn.Module):  # type: ignore[misc]
-    """An MLP whose gate, up and activation are one kernel where a row says so; `patch` gives it a class of this."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return what the MLP does, in one step less where that is faster."""
-        gated = None if _compiling() else self._gated
-        inner = None if gated is None else gated.take(x)
-        result: Tensor = super().forward(x) if inner is None else self.down_proj(inner)
-        return result
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return how the class is made again of the one that the module had."""
-        return _restore, (type(self).__mro__[2],), self.__dict__
-
-
-@cache
-def _served_mlp(base: Any) -> Any:
-    return type(f"Served{base.__name__}", (ServedMlp, base), {"__doc__": base.__doc__})
-
-
-def _restore(base: Any) -> nn.Module:
-    kind = _served_mlp(base)
-    made: nn.Module = kind.__new__(kind)
-    return made
-
-
-def serve_gates(model: nn.Module) -> dict[str, tuple[nn.Module, type[nn.Module]]]:
-    """Give MLPs for which `linear_act` has rows a class that calls it; return them with their former classes."""
-    served: dict[str, tuple[nn.Module, type[nn.Module]]] = {}
-    for name, module in model.named_modules():
-        if _is_gated(module) and _has_rows(module):
-            former: Any = type(module)
-            served[name] = module, former
-            module._gated, module.__class__ = GatedLayers(module), _served_mlp(former)
-    return served
-
-
-def _is_gated(module: Any) -> bool:
-    """Return whether a module computes down(act(gate(x)) * up(x)) of plain linear layers: it is asked with numbers."""
-    layers = [module._modules.get(name) for name in ("gate_proj", "up_proj")]
-    if isinstance(module, ServedMlp) or not all(isinstance(layer, nn.Linear) for layer in layers):
-        return False
-    if type(module._modules.get("act_fn")).__name__ not in _GATES or "forward" in vars(module):
-        return False
-    if any("forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
-        return False
-    asked = SimpleNamespace(
-        gate_proj=lambda x: x + 1.0, act_fn=lambda x: x * 3.0, up_proj=lambda x: x + 5.0, down_proj=lambda x: x - 7.0
-    )
-    try:
-        return bool(type(module).forward(asked, 11.0) == 12.0 * 3.0 * 16.0 - 7.0)
-    except Exception:  # it computes something else
-        return False
-
-
-def _has_rows(mlp: Any) -> bool:
-    layers = mlp.gate_proj, mlp.up_proj
-    weights = [layer.weight for layer in layers]
-    alike = weights[0].shape == weights[1].shape and weights[0].dtype == weights[1].dtype
-    plain = all(type(w) in _PLAIN and not w.is_inference() for w in weights)
-    if not alike or not plain or weights[0].dtype not in _DTYPES:
-        return False
-    problem = replace(_problems(layers)[0], epilogue=_GATES[type(mlp.act_fn).__name__])
-    return has_fused_rows(problem, weights[0].get_device())
-
-
-def has_fused_rows(problem: Problem, index: int) -> bool:
-    """Return whether kernels of a GPU won rows for a problem at some M, and can be launched."""
-    device = default_dispatcher().device_kernels(index)
-    if device is None:
-        return False
-    rows = device.records.near_rows(problem, device.device.arch, device.device.compute_units)
-    return any(_is_tuned(device, row.record.problem) for row in rows)
-
-
-def _is_tuned(device: DeviceKernels, problem: Problem) -> bool:
-    """Return whether a kernel won a row for a problem, and can be launched."""
-    record = device.find_record(problem)
-    return not isinstance(record, Support) and not isinstance(device.bind(record, problem.m), Support)

@@ -14,7 +14,8 @@ from tritongemm.operations.served_problems import is_layer
 from tritongemm.serving import served_experts, served_fp8, served_w4
 from tritongemm.serving.api import load, mm
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
-from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, ServedMlp, find_joinable, serve_gates
+from tritongemm.serving.fused_layers import ServedDecoderLayer, ServedMlp, serve_gates, serve_residuals
+from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
 
 _compiling = torch.compiler.is_compiling
 _Kind: TypeAlias = "type[nn.Module] | served_w4.Converted"  # the class that a layer is given, or its converted weight
@@ -53,6 +54,7 @@ class Patch:
         left: names of the linear layers that were not changed, with the reasons.
         joined: names of the layers that are computed together, group by group.
         gated: names of the MLPs whose gate, up and activation are one kernel.
+        summed: names of the decoder layers whose output or down projection adds the residual.
     """
 
     def __init__(
@@ -70,8 +72,12 @@ class Patch:
         experts = served_experts.ServedExperts | served_w4.ServedGptOssExperts
         mixtures = any(issubclass(type(layer), experts) for layer, _ in layers.values())
         self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
-        self._gated = {} if joined_in is None or invariant else serve_gates(joined_in)
-        self.patched, self.joined, self.gated = tuple(layers), tuple(self._groups), tuple(self._gated)
+        fused_in = None if invariant else joined_in
+        gated = {} if fused_in is None else serve_gates(fused_in)
+        summed = {} if fused_in is None else serve_residuals(fused_in, linear)
+        self._fused = [*gated.values(), *summed.values()]
+        self.patched, self.joined = tuple(layers), tuple(self._groups)
+        self.gated, self.summed = tuple(gated), tuple(summed)
 
     def undo(self) -> None:
         """Make PyTorch compute these layers again, with weights in separate memory; a second call does nothing.
@@ -80,14 +86,14 @@ class Patch:
         """
         for layer, former in self._still_served():
             layer.__class__ = former
-            layer.__dict__.pop("_part", None)
-            layer.__dict__.pop("_gated", None)
+            for name in ("_part", "_gated", "_summed", "_sums"):
+                layer.__dict__.pop(name, None)
             served_fp8.forget_unquantized(layer)
             served_w4.forget(layer)
         for group in self._groups.values():
             group.separate()
         default_dispatcher().want_invariant_rows(self, False)
-        self._layers, self._groups, self._gated = {}, {}, {}
+        self._layers, self._groups, self._fused = {}, {}, []
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -103,7 +109,7 @@ class Patch:
 
     def _still_served(self) -> list[tuple[nn.Module, type[nn.Module]]]:
         """Return the layers whose class was not changed since, with the classes that they had."""
-        every = (*self._layers.values(), *self._gated.values())
+        every = (*self._layers.values(), *self._fused)
         return [(layer, former) for layer, former in every if _is_served(type(layer))]
 
     def __str__(self) -> str:
@@ -112,6 +118,7 @@ class Patch:
         groups = Counter(", ".join(name.rpartition(".")[2] for name in names) for names in self.joined)
         remarks = "".join(f"; {count} group{'s'[: count > 1]} of {names} joined" for names, count in groups.items())
         remarks += f"; {len(self.gated)} of gate and up fused with their activation" if self.gated else ""
+        remarks += f"; {len(self.summed)} decoder layers add residuals in their products" if self.summed else ""
         remarks += "".join(f"; {count} patched, but {reason}" for reason, count in idle.most_common())
         remarks += "".join(f"; {count} left: {reason}" for reason, count in reasons.most_common())
         total = len(self.patched) + len(self.left)
@@ -141,7 +148,9 @@ def patch(
     those M where the tuned rows say that this is faster. Their weights become views of one tensor, so graphs captured
     before can't be replayed; the parameters stay the same objects. MLPs that compute down(act(gate(x)) * up(x)) have
     gate, up and activation computed by `linear_act` at those M where a tuned row says that this is faster; the weight
-    of gate and up is then held twice. What torch.compile traces keeps its two steps.
+    of gate and up is then held twice. Decoder layers such as LlamaDecoderLayer, which add their input to what attention
+    and MLP return, have o_proj and down_proj add it (`linear_add`) at those M where a tuned row says so. What
+    torch.compile traces keeps its steps.
 
     Args:
         model: its modules are changed in place.
@@ -240,7 +249,7 @@ def _why_idle(layer: nn.Module) -> str:
 
 
 def _is_served(kind: type[nn.Module]) -> bool:
-    served = ServedLinear | ServedMlp | served_experts.ServedExperts | served_w4.ServedFourBits
+    served = ServedLinear | ServedMlp | ServedDecoderLayer | served_experts.ServedExperts | served_w4.ServedFourBits
     return issubclass(kind, served) or kind.__name__ == served_fp8.SERVED
 
 

@@ -1,4 +1,4 @@
-"""MLPs of transformers whose gate, up and activation are one kernel: when, what falls back, and how it is undone."""
+"""Layers of transformers that compute more than a product in one kernel: when, what falls back, how it is undone."""
 
 import copy
 import importlib
@@ -15,6 +15,7 @@ from tests.support.linear_layers import StandInKernel, problem, record, stand_in
 from tritongemm.core.problem import Problem
 from tritongemm.numerics import epilogues
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
+from tritongemm.serving.fused_layers import WaitingProduct
 from tritongemm.serving.patch import Patch
 
 K, INNER = 64, 96
@@ -32,7 +33,7 @@ class Calls(list[int]):
 @pytest.fixture
 def calls(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     made = Calls()
-    monkeypatch.setattr("tritongemm.serving.joined_layers.linear_act", made)
+    monkeypatch.setattr("tritongemm.serving.fused_layers.linear_act", made)
     with torch.no_grad():
         yield made
 
@@ -106,3 +107,87 @@ def test_other_weights_gradients_and_other_modules_are_computed_in_two_steps(cal
     model["mlp"].up_proj.weight.mul_(2)
     two_steps = model["mlp"](x)
     assert calls == [16] and torch.equal(two_steps, LlamaMLP.forward(model["mlp"], x))
+
+
+def decoder(kind: Any = None) -> Any:
+    """A decoder layer of Llama, or of a class made of it, of 64 channels."""
+    torch.manual_seed(0)
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    config = module.LlamaConfig(hidden_size=K, intermediate_size=INNER, num_attention_heads=2, head_dim=32)
+    config._attn_implementation = "eager"
+    made = module.LlamaDecoderLayer if kind is None else kind(module.LlamaDecoderLayer)
+    return made(config, 0).bfloat16()
+
+
+def call(layer: nn.Module, x: Tensor) -> Tensor:
+    one = torch.ones(1, x.shape[1], 32).bfloat16()
+    result: Tensor = layer(x, position_embeddings=(one, torch.zeros_like(one)))
+    return result
+
+
+def patch_sums(model: nn.Module) -> Patch:
+    """Patch with rows of both projections' M 16 that add a residual, and of plain products, all with stand-ins."""
+    plain = [problem(16, n, k) for n, k in ((K, K), (K, INNER), (INNER, K))]
+    sums = [Problem(p.m, p.n, p.k, p.a, p.b, p.c, epilogue="add") for p in plain[:2]]
+    tritongemm.load([record(p) for p in (*plain, *sums)])
+    dispatcher = default_dispatcher()
+    dispatcher._devices[-1] = stand_in_kernels(dispatcher._records, dict.fromkeys(sums, StandInKernel()))
+    return tritongemm.patch(model)
+
+
+def test_projections_add_the_residual_of_a_decoder_layer_where_a_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, unloaded: Dispatcher
+) -> None:
+    added: list[int] = []
+
+    def linear_add(x: Tensor, w: Tensor, residual: Tensor) -> Tensor:
+        added.append(w.shape[1])
+        return nn.functional.linear(x, w) + residual
+
+    monkeypatch.setattr("tritongemm.serving.fused_layers.linear_add", linear_add)
+    model = nn.ModuleList([decoder()])
+    xs = [torch.randn(1, m, K).bfloat16() for m in (16, 5)]
+    with torch.no_grad():
+        wanted = [call(model[0], x) for x in xs]
+        patched = patch_sums(model)
+        assert patched.summed == ("0",) and "1 decoder layers add residuals in their products" in str(patched)
+        for x, theirs in zip(xs, wanted, strict=True):
+            torch.testing.assert_close(call(model[0], x), theirs, rtol=0.02, atol=0.02)
+        assert added == [K, INNER]  # at M 16 alone
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            torch.testing.assert_close(call(other[0], xs[0]), wanted[0])
+        hook = model[0].self_attn.register_forward_hook(lambda module, given, result: None)
+        call(model[0], xs[0])
+        hook.remove()
+        alone = model[0].mlp(xs[0])
+        assert type(alone) is Tensor and len(added) == 2
+    assert call(model[0], xs[0]).requires_grad and len(added) == 2
+    patched.undo()
+    assert type(model[0]).__name__ == "LlamaDecoderLayer" and "_sums" not in vars(model[0])
+    with torch.no_grad():
+        assert torch.equal(call(model[0], xs[0]), wanted[0])
+
+
+def test_decoder_layers_that_compute_something_else_are_left(unloaded: Dispatcher) -> None:
+    def scaled(base: Any) -> Any:
+        class Scaled(base):  # type: ignore[misc]
+            def forward(self, x: Tensor, **named: Any) -> Tensor:
+                return x + self.self_attn(hidden_states=self.input_layernorm(x), **named)[0] * 0.5
+
+        return Scaled
+
+    assert not patch_sums(nn.ModuleList([decoder(scaled)])).summed
+
+
+def test_a_product_that_waits_is_as_good_as_its_tensor() -> None:
+    x, w, residual = (torch.randn(*shape) for shape in ((4, K), (32, K), (4, 32)))
+    product, tensor = WaitingProduct(x, w), nn.functional.linear(x, w)
+    others: list[Any] = [lambda one: one * 2, lambda one: 2 * one, lambda one: one.view(2, 2, 32), lambda one: one[1:]]
+    for other in others:
+        assert torch.equal(other(product), other(tensor))
+    assert torch.equal(torch.relu(product), torch.relu(tensor)) and product.shape == (4, 32) and len(product) == 4
+    assert torch.equal(torch.cat([product, residual]), torch.cat([tensor, residual]))
+    for waits in (product, WaitingProduct(x, w)):
+        for total in (residual + waits, waits + residual, torch.add(residual, waits), residual.add(waits, alpha=1)):
+            torch.testing.assert_close(total, residual + tensor)
+    assert torch.equal(residual[:1] + WaitingProduct(x, w), residual[:1] + tensor)

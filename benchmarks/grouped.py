@@ -57,7 +57,7 @@ from tritongemm.measure.operand_sets import OperandSets
 from tritongemm.numerics import grouped, verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.record_source import read_source
+from tritongemm.serving.source_row import read_source
 from tritongemm.system import settings
 
 TOPK, ROUNDS, GRAPH_US, REPLAYS = 8, 15, 400, 5

@@ -40,7 +40,7 @@ from tritongemm.measure.operand_sets import LeadInKernel, OperandSets
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.serving.record_source import read_source
+from tritongemm.serving.source_row import read_source
 from tritongemm.system import settings
 from tritongemm.tune.quantization import quantization_of
 

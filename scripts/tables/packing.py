@@ -17,7 +17,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.search_spaces.loader import load_target
-from tritongemm.serving import shipped_tables, winners
+from tritongemm.serving import shipped_tables, source_row
 from tritongemm.tune.m_table import split_at_steps
 
 _HEAD = "# made: "
@@ -66,7 +66,7 @@ def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.
 
 def _worthwhile(record: Record) -> Record:
     """Return a row, which is PyTorch's where an algorithm of its library gains little over its own choice."""
-    is_kernel = winners.baseline_won(record) or brings_kernels(record.config)
+    is_kernel = source_row.baseline_won(record) or brings_kernels(record.config)
     if is_kernel or not record.library_seconds or record.library_seconds >= _LEAST_GAIN * record.seconds:
         return record
     return replace(record, winner=record.library, held_out={})
@@ -89,7 +89,7 @@ def _agree(lower: Record, upper: Record, target: Target) -> bool:
     """Return whether two rows of neighbouring ranges call the same kernel."""
     if lower.winner != upper.winner or upper.m_from != lower.problem.m + 1:
         return False
-    if winners.baseline_won(lower):
+    if source_row.baseline_won(lower):
         return True
     if lower.config != upper.config:
         return False

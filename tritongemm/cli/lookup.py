@@ -14,7 +14,7 @@ from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
 from tritongemm.operations.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.serving import shipped_tables, stated_orders, winners
+from tritongemm.serving import shipped_tables, source_row, stated_orders
 from tritongemm.serving.loaded_tables import merge, read_table
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of, same_memory
@@ -115,14 +115,14 @@ def _find_near(rows: RecordTable, problem: Problem, device: Target) -> SourceRow
     """Return the row of another M that serves a call, if any may and there is one."""
     if not serves_other_m(problem, device.name):
         return None
-    serves = _is_served if problem.kind == "grouped" else winners.is_launchable
+    serves = _is_served if problem.kind == "grouped" else source_row.is_launchable
     return next((r for r in rows.near_rows(problem, device.name, device.compute_units) if serves(r.record)), None)
 
 
 def _is_served(record: Record) -> Support:
     """Return whether a record's kernel can be launched, or the library that won it called."""
-    won = winners.baseline_won(record) and not record.predicted
-    return SUPPORTED if won else winners.is_launchable(record)
+    won = source_row.baseline_won(record) and not record.predicted
+    return SUPPORTED if won else source_row.is_launchable(record)
 
 
 def _describe(kind: str, row: SourceRow, problem: Problem, device: Target, table: RecordTable) -> Iterator[str]:

@@ -17,7 +17,7 @@ from tritongemm.integrations.process import LOG, attribute, factors_of_experts, 
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.served_w4 import OF_EXPERTS
-from tritongemm.serving.winners import baseline_won
+from tritongemm.serving.source_row import baseline_won
 
 _LAYERS = ("LinearBase", "ParallelLMHead")  # classes of both servers
 _KERNELS = ("fp8_linear", "kernel", "linear_kernel")  # attributes of a method or a scheme: what multiplies

@@ -13,7 +13,7 @@ from tritongemm.integrations.process import LOG, attribute, plain, serves_blocks
 from tritongemm.integrations.process import make_hook as make_server_hook
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.layer_choice import BlockOperands
+from tritongemm.serving.linear_fp8 import BlockOperands
 
 _PLACE: Final = "sglang.srt.layers.quantization"
 METHOD: Final = f"{_PLACE}.fp8.Fp8LinearMethod.apply"

@@ -23,7 +23,7 @@ from tritongemm.integrations.process import (
     serves_blocks,
 )
 from tritongemm.serving import server_calls
-from tritongemm.serving.layer_choice import BlockOperands
+from tritongemm.serving.linear_fp8 import BlockOperands
 
 SERVED = "fp8 layer in blocks"
 _METHOD = "apply_block_scaled_mm"

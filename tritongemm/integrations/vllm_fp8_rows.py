@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tritongemm.integrations.process import attribute, define_opaque, is_hooked, plain, replace, serves_scaled
 from tritongemm.serving import server_calls
-from tritongemm.serving.layer_choice import BlockOperands
+from tritongemm.serving.linear_fp8 import BlockOperands
 
 SERVED = "fp8 layer with a factor per row or tensor"
 KERNEL = "CutlassFP8ScaledMMLinearKernel"

@@ -1,19 +1,22 @@
-"""The kernels that one GPU can launch for calls: those of tuned records, and PyTorch's own."""
+"""The kernels that one GPU can launch for calls: those of tuned records, PyTorch's own, and those beside products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
-from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.launch import StridePlaces
+from tritongemm.core.errors import InputError, UnavailableError, WorkspaceError
+from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
+from tritongemm.core.launch import Launch, StridePlaces
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
+from tritongemm.core.served_call import CallSignature, LoadedKernel, PatchedLaunch, Resolution
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.export.library.storage import KernelLibrary
@@ -21,15 +24,120 @@ from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.operations.contract import Reading, Strides
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
-from tritongemm.serving import winners
-from tritongemm.serving.helper_kernels import HelperKernels
+from tritongemm.serving import source_row
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel, TorchKernels, row_bits
+from tritongemm.system import settings
 
 if TYPE_CHECKING:
     from tritongemm.serving.online import OnlineTuner
+
+_LOG = logging.getLogger("tritongemm")
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+
+
+@dataclass
+class HelperKernels:
+    """The kernels beside the products that one GPU can launch; of its libraries the latest is the last."""
+
+    device: ServingDevice
+    libraries: Sequence[KernelLibrary] = ()
+    loaded: LoadedCode = field(default_factory=LoadedCode)
+    _kernels: dict[str, TunedKernel] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def target(self) -> Target:
+        """Facts of the GPU's architecture, by a library or by the files of search_spaces.
+
+        Raises:
+            UnavailableError: no library has them, and nothing reads the files here.
+        """
+        arch = self.device.arch
+        for library in reversed(self.libraries):
+            if arch in library.targets:
+                return library.targets[arch]
+        try:
+            from tritongemm.search_spaces import loader  # which reads YAML
+        except ImportError as error:
+            advice = "build the library with this version, or install PyYAML"
+            raise UnavailableError(
+                f"no library that is loaded has the facts of {arch}, and {error}; {advice}"
+            ) from None
+        return loader.load_target(arch)
+
+    def prepare(self, helper: HelperKernel, arguments: HelperArguments) -> PatchedLaunch:
+        """Return a launch for one thread.
+
+        Raises:
+            UnavailableError: no library has the kernel, and it can't be compiled here; or it would have to be loaded
+                while a graph is captured.
+            InputError: it can't be compiled, or launched so.
+            DriverError: it can't be loaded.
+        """
+        with torch.cuda.device(self.device.index):
+            self.device.driver_device.make_current()
+            kernel = self._kernel(helper, arguments)
+            launch = arguments.given_to(kernel.launch, helper)
+            if fault := launch.fault(self.target):
+                raise InputError(f"{helper.name} can't be launched on {self.target.name}: {fault}")
+            return TunedKernel(launch, kernel.function).prepare(self.device.driver_device)
+
+    def _kernel(self, helper: HelperKernel, arguments: HelperArguments) -> TunedKernel:
+        """Return the loaded kernel, with a launch of any grid and numbers."""
+        digest = helper.digest(self.device.arch)
+        if digest not in self._kernels:
+            if torch.cuda.is_current_stream_capturing():
+                raise UnavailableError(f"{helper.name} is loaded by its first call, not while a graph is captured")
+            with self.loaded.lock:
+                if digest not in self._kernels:
+                    found = self._load_stored(helper, digest) or self._load_compiled(helper, arguments)
+                    self._kernels[digest] = found
+        return self._kernels[digest]
+
+    def _load_stored(self, helper: HelperKernel, digest: str) -> TunedKernel | None:
+        """Return the kernel of a library; None where none has it undamaged."""
+        for library in reversed(self.libraries):
+            stored = library.helpers.get((self.device.arch, digest))
+            if stored is None:
+                continue
+            try:
+                return self._loaded(stored.launch, library.read_code(stored))
+            except InputError as error:
+                _LOG.warning("%s is not taken from a library: %s", helper.name, error)
+        return None
+
+    def _load_compiled(self, helper: HelperKernel, arguments: HelperArguments) -> TunedKernel:
+        held = f"no library that is loaded has {helper} for {self.device.arch}"
+        try:
+            from tritongemm.build import helpers
+            from tritongemm.build.cache import ArtifactCache
+
+            artifact = helpers.compile_helper(helper, self.target, ArtifactCache(settings.cache_folder()))
+            launch = helpers.launch_helper(artifact, helper, arguments, self.target)
+        except (UnavailableError, ImportError) as error:
+            raise UnavailableError(f"{held}, and it can't be compiled here: {error}") from None
+        return self._loaded(launch, launch.read_code())
+
+    def _loaded(self, launch: Launch, code: bytes) -> TunedKernel:
+        return TunedKernel(launch, self.loaded.function(self.device, code, launch))
+
+
+class HelperCall:
+    """A kernel beside the products, made ready for one thread of a GPU."""
+
+    __slots__ = ("_index", "_launch", "_setters")
+
+    def __init__(self, prepared: PatchedLaunch, index: int) -> None:
+        self._setters, self._launch, self._index = prepared.setters, prepared.launch, index
+
+    def __call__(self, operands: Mapping[str, Tensor]) -> None:
+        """Launch on operands by their names, in order of the current stream of the GPU, which is the current device."""
+        for name, tensor in operands.items():
+            self._setters[name](tensor.data_ptr())
+        self._launch(_stream(self._index))
+
 
 Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a record at another M, or why not.
 _MOST_SHARED_BYTES: Final = 64 << 20  # that programs of a kernel share at an M at which it was not tuned
@@ -99,7 +207,7 @@ class DeviceKernels:
 
     def is_algorithm(self, record: Record) -> bool:
         """Return whether an algorithm of a library won a record, other than what the library itself chooses."""
-        return isinstance(winners.find_winner(record), LibraryBackend) and not winners.baseline_won(record)
+        return isinstance(source_row.find_winner(record), LibraryBackend) and not source_row.baseline_won(record)
 
     def served_seconds(self, record: Record) -> float | None:
         """Return the seconds of what computes a record's problem here: the library's where a kernel is refused."""
@@ -118,7 +226,7 @@ class DeviceKernels:
         problem = record.problem
         kernel, where = self.loaded_for(record), f"{problem.key} on {self.device.arch}"
         if kernel is None:
-            return winners.is_launchable(record)
+            return source_row.is_launchable(record)
         if isinstance(kernel, Support):
             return Support(f"{where}: {kernel}")
         if call.precision == "fp32" and problem in self.tf32:
@@ -131,7 +239,7 @@ class DeviceKernels:
         """Return the kernel of a record at an M, or why it can't be launched there."""
         kernel = self.loaded_for(record)
         if kernel is None:
-            return winners.is_launchable(record)
+            return source_row.is_launchable(record)
         if isinstance(kernel, Support):
             return kernel
         if m == record.problem.group_m and not isinstance(kernel, StoredKernel):
@@ -172,7 +280,7 @@ class DeviceKernels:
         refusal = Support(f"{problem.key} was never tuned for {self.device.arch}, at any M")
         for at, row in enumerate(self.near_rows(problem)):
             record = row.record
-            if problem.kind == "grouped" and winners.baseline_won(record) and not record.predicted:
+            if problem.kind == "grouped" and source_row.baseline_won(record) and not record.predicted:
                 return Support(f"{record.problem.key}: PyTorch's own product won there")
             kernel = self.bind(record, problem.group_m)
             if not isinstance(kernel, Support):
@@ -214,7 +322,7 @@ def _moved(kernel: LoadedKernel, record: Record, m: int, strides: Mapping[str, S
 
 def _stride_places(record: Record, problem: Problem) -> StridePlaces | Support:
     """Return where launches of a record's kernel have the strides of operands, by its backend."""
-    backend = winners.find_winner(record)
+    backend = source_row.find_winner(record)
     if isinstance(backend, Support):
         return backend  # a machine that serves a library may lack what the backend needs
     if not isinstance(backend, KernelBackend):

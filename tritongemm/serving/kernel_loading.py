@@ -23,7 +23,7 @@ from tritongemm.hip_ext.launching import native_calls
 from tritongemm.hip_ext.launching.loaded_kernels import HostLaunchedKernel, TunedKernel
 from tritongemm.operations.torch_products import float32_precision
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
-from tritongemm.serving import stored_kernels, winners
+from tritongemm.serving import source_row, stored_kernels
 from tritongemm.serving.device_kernels import Binder, DeviceKernels
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice, open_device
@@ -75,7 +75,7 @@ def load_waiting(found: DeviceKernels, problems: Iterable[Problem]) -> None:
 def _add_rows(found: DeviceKernels, rows: Sequence[SourceRow]) -> None:
     """Add the kernels of rows to what a GPU, the current one, can launch."""
     tuned = [row.record for row in rows if row.code is None]
-    launchable = [record for record in tuned if winners.is_launchable(record)]
+    launchable = [record for record in tuned if source_row.is_launchable(record)]
     padded = frozenset(row.record.problem for row in rows if row.padded)
     kernels, own = load_kernels(found.device, [record for record in launchable if not record.m_from], padded)
     of_ranges, ranges = load_kernels(found.device, [record for record in launchable if record.m_from])
@@ -84,9 +84,9 @@ def _add_rows(found: DeviceKernels, rows: Sequence[SourceRow]) -> None:
     found.binders |= {(problem, 0): binder for problem, binder in own.items()}
     least = {record.problem: record.m_from for record in launchable if record.m_from}
     found.binders |= {(problem, least[problem]): binder for problem, binder in ranges.items()}
-    found.tf32 |= {record.problem for record in launchable if winners.rounds_to_tf32(record)}
+    found.tf32 |= {record.problem for record in launchable if source_row.rounds_to_tf32(record)}
     _add_stored(found, rows)
-    for problem in (record.problem for record in tuned if winners.baseline_won(record)):
+    for problem in (record.problem for record in tuned if source_row.baseline_won(record)):
         found.torch_kernels.find(problem, float32_precision() if problem.a.dtype == "fp32" else "fp32")
 
 
@@ -111,7 +111,7 @@ def load_kernels(
 
     `padded` has the problems of those that serve other M too, though they name no range.
     """
-    compiled = [r for r in records if isinstance(winners.find_winner(r), KernelBackend)]
+    compiled = [r for r in records if isinstance(source_row.find_winner(r), KernelBackend)]
     kernels, binders = _load_compiled(device, compiled, padded)
     for record in (r for r in records if r.problem not in kernels):
         kernels[record.problem] = or_refusal(partial(_load_algorithm, device, record))
@@ -162,7 +162,7 @@ def made_by_other_triton(record: Record) -> bool:
 
 def _needs_check(record: Record, kernel: LoadedKernel) -> bool:
     # A library loads its kernel when it is first called, which must not be while a graph is captured.
-    loads_late = isinstance(kernel, HostLaunchedKernel) or isinstance(winners.find_winner(record), LibraryBackend)
+    loads_late = isinstance(kernel, HostLaunchedKernel) or isinstance(source_row.find_winner(record), LibraryBackend)
     return loads_late or made_by_other_triton(record)
 
 
@@ -226,7 +226,7 @@ def _refuse(support: Support, m: int) -> Support:
 
 
 def _load_algorithm(device: ServingDevice, record: Record) -> LoadedKernel | Support:
-    winner = winners.find_winner(record)
+    winner = source_row.find_winner(record)
     if not isinstance(winner, LibraryBackend):
         return Support(f"its winner {record.winner} can't be called from here")
     return winner.load(record, device.index, device.driver_device)

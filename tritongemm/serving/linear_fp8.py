@@ -1,23 +1,226 @@
-"""The public call `linear_fp8`: a linear layer of a quantised weight, whose activations are quantised on the way where
-that pays.
+"""The public call `linear_fp8`: a linear layer of a quantised weight.
+
+Loaded rows decide whether activations are quantised on the way, and in which layout their factors are stored.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem
+from tritongemm.core.record import Record
+from tritongemm.core.served_call import INVARIANT, Resolution
+from tritongemm.core.support import Support
 from tritongemm.operations.checks import check_tensors, check_values
-from tritongemm.operations.quantisation import empty_pair
+from tritongemm.operations.quantisation import empty_factors, empty_pair
 from tritongemm.operations.quantised_layer import QUANTISED_LAYER, CheckedLayer, LayerOperands, factors_of_rows
 from tritongemm.operations.scaled import SCALED
-from tritongemm.operations.scaled_operands import ScaledOperands
+from tritongemm.operations.scaled_operands import ScaledOperands, read_product
+from tritongemm.operations.served_problems import is_scaled, layer_problem
+from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.api import mm
+from tritongemm.serving.calls import NOT_TUNED, keep
+from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.layer_choice import LAYOUTS, BlockOperands, LayerChoice, choose, compute, find_layout
-from tritongemm.serving.products import multiply_quantized
+from tritongemm.serving.products import multiply_quantized, scaled_mm
 from tritongemm.serving.quantize import quantize
 from tritongemm.serving.traced_operations import define
+
+LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
+AS_IT_IS = "as it is"  # activations that are quantised already
+_NEAR = "near"
+_UNKNOWN: Final = "unknown"
+
+
+class BlockOperands(NamedTuple):
+    """The operands of a layer in blocks: activations [..., K], quantised or not, the weight [N, K] and its factors."""
+
+    x: Tensor
+    weight: Tensor
+    weight_scale: Tensor
+    x_scale: Tensor | None = None
+    bias: Tensor | None = None
+    out_dtype: torch.dtype = torch.bfloat16
+
+
+def find_layout(operands: BlockOperands, near: bool) -> str | None:
+    """Return the layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
+
+    Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`. With `near` a row
+    of another M holds too, where `serves_other_m` says so and none has this M. Where rows must be invariant, it is at
+    every M the first layout of a product that has rows, whatever their M.
+    """
+    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    dispatcher = default_dispatcher()
+    if weight.shape not in dispatcher.scaled_weights or not x.is_cuda:
+        return None
+    scales = None if x_scale is None else (x_scale.shape, x_scale.stride())
+    key = (
+        "layout", x.shape, x.dtype, weight.shape, weight.dtype, x.get_device(), weight_scale.shape,
+        weight_scale.stride(), scales, bias is None, out_dtype, near,
+    )  # fmt: skip
+    found: dict[Any, Any] = dispatcher.calls.table
+    known: str | None = found.get(key, _UNKNOWN)
+    if known is not _UNKNOWN:
+        return known
+    chosen: str | None = None
+    nearest, lasting = chosen, True
+    for layout, given in _forms(operands):
+        try:
+            resolution = dispatcher.ask(SCALED, SCALED.check(given)).resolution
+        except InputError:  # A server's operands may be of another kind altogether.
+            continue
+        lasting = lasting and resolution.lasting
+        if resolution.kind == INVARIANT and not _has_rows(resolution, x.get_device()):
+            continue
+        if resolution.kind in (_NEAR, INVARIANT) and not dispatcher.wants_invariant_rows:
+            nearest = nearest or layout
+        elif resolution.kind not in NOT_TUNED:
+            chosen = layout
+            break
+    if near:
+        chosen = chosen or nearest
+    if lasting:
+        keep(found, key, chosen)
+    return chosen
+
+
+def _has_rows(resolution: Resolution, index: int) -> bool:
+    """Return whether a product for which an untuned kernel was found has rows at some M."""
+    device, record = default_dispatcher().device_kernels(index), resolution.record
+    if device is None or record is None:
+        return False
+    return bool(device.records.near_rows(record.problem, device.device.arch, device.device.compute_units))
+
+
+def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
+    """Yield what could be multiplied, by the layout of the activations' factors."""
+    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    if x_scale is not None:
+        yield AS_IT_IS, ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
+        return
+    q = torch.empty_like(x, dtype=weight.dtype)
+    for layout in LAYOUTS:
+        factors = empty_factors(x, "block", layout)
+        yield layout, ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype)
+
+
+def compute(operands: BlockOperands, layout: str) -> Tensor:
+    """Return the product, with activations quantised to a layout that `find_layout` gave."""
+    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    if x_scale is None:
+        q, factors = quantize(x, "block", weight.dtype, layout)
+        return multiply_quantized(ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype))
+    return scaled_mm(x, weight, x_scale, weight_scale, bias, out_dtype)
+
+
+TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a precision that may change
+
+
+class LayerChoice(NamedTuple):
+    """The decision on a call by loaded rows.
+
+    It is whether the product in the activations' own type is the faster one, with the times, or why there is nothing to
+    compare; a lasting one holds for equal calls until other records are loaded.
+    """
+
+    unquantized: bool
+    text: str
+    lasting: bool = True
+
+
+def choose(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOperands]) -> LayerChoice:
+    """Return which of both ways is faster, by the loaded rows.
+
+    `scaled` gives the quantised product, of whose activations only shapes, strides and types count. It is called once
+    for calls of one kind.
+
+    Raises:
+        InputError: operands that do not belong together.
+    """
+    x, weight, weight_scale, _, bias, out_dtype = operands
+    found: dict[Any, Any] = default_dispatcher().calls.table
+    key = (
+        "quantised", x.shape, x.dtype, weight.shape, weight.dtype, x.get_device(), weight_scale.shape,
+        weight_scale.stride(), bias is None, out_dtype,
+    )  # fmt: skip
+    choice: LayerChoice | None = found.get(key)
+    if choice is None:
+        choice = _decide(scaled(operands), x.dtype)
+        if choice.lasting:
+            keep(found, key, choice)
+    return choice
+
+
+def _decide(operands: ScaledOperands, dtype: torch.dtype) -> LayerChoice:
+    if dtype not in TYPES:
+        return LayerChoice(False, f"activations of {dtype} are always quantised")
+    device = default_dispatcher().device_kernels(operands.a.get_device())
+    if device is None:
+        where = operands.a.device
+        return LayerChoice(False, f"nothing is loaded on {where}", lasting=not operands.a.is_cuda)
+    product = read_product(operands)
+    if not product.m:
+        return LayerChoice(False, "there are no activations")
+    names = DTYPE_NAMES[dtype], DTYPE_NAMES[dtype], DTYPE_NAMES[operands.out_dtype]
+    plain = layer_problem((product.m, product.n, product.k), names, product.bias)
+    return compare(device, product.problems(), plain)
+
+
+def compare(device: DeviceKernels, scaled: Sequence[Problem], plain: Problem) -> LayerChoice:
+    """Return which of two products is faster, the time of quantising A before the first one included."""
+    row = _first_record(device, scaled)
+    other = device.find_record(plain)
+    for found in (row, other):
+        if isinstance(found, Support):
+            return LayerChoice(False, found.reason)
+    assert isinstance(row, Record) and isinstance(other, Record)
+    if row.quantize_seconds is None:
+        return LayerChoice(False, f"the row of {row.problem.key} does not say how long A is quantised")
+    if row.predicted or other.predicted:
+        return LayerChoice(False, f"{(row if row.predicted else other).problem.key} was predicted, not measured")
+    if other.problem.m < row.problem.m:
+        return LayerChoice(False, f"{plain.key} was timed at M {other.problem.m}, {scaled[0].key} at {row.problem.m}")
+    product, unquantized = device.served_seconds(row), device.served_seconds(other)
+    if product is None or unquantized is None:
+        return LayerChoice(False, f"{(row if product is None else other).problem.key} can't be launched here")
+    pays = product + row.quantize_seconds < unquantized
+    text = (
+        f"{row.problem.dtypes} {product * 1e6:.2f} us and quantising A {row.quantize_seconds * 1e6:.2f} us "
+        f"{'<' if pays else '>='} {plain.dtypes} {unquantized * 1e6:.2f} us"
+    )
+    return LayerChoice(not pays, text)
+
+
+def _first_record(device: DeviceKernels, problems: Iterable[Problem]) -> Record | Support:
+    found: Record | Support = Support("no family has such a product")
+    for problem in problems:
+        found = device.find_record(problem)
+        if isinstance(found, Record):
+            break
+    return found
+
+
+def losing_type(index: int, n: int, k: int) -> torch.dtype | None:
+    """Return the type in which a weight is worth keeping beside one with factors along K, which loses to it
+    somewhere on a GPU; None where no rows say so.
+    """
+    device = default_dispatcher().device_kernels(index)
+    if device is None:
+        return None
+    rows = device.records.list_records(device.device.arch, device.device.compute_units)
+    held = [r.problem for r in rows if (r.problem.n, r.problem.k) == (n, k)]
+    scaled = [problem for problem in held if problem.scale_depth and is_scaled(problem)]
+    for dtype in TYPES:
+        name = DTYPE_NAMES[dtype]
+        for problem in scaled:
+            plain = layer_problem((problem.m, n, k), (name, name, problem.c.dtype), problem.bias)
+            if compare(device, [problem], plain).unquantized:
+                return dtype
+    return None
 
 
 def linear_fp8(

@@ -22,9 +22,8 @@ from tritongemm.core.support import Support
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.served_problems import describe_factors, is_served, why_unserved
 from tritongemm.serving import shipped_tables
-from tritongemm.serving.record_source import read_library, read_source
 from tritongemm.serving.record_table import RowKey, row_key
-from tritongemm.serving.source_row import SourceRow, same_memory
+from tritongemm.serving.source_row import SourceRow, read_library, read_source, same_memory
 from tritongemm.system import settings
 from tritongemm.system.printable import printable
 from tritongemm.system.settings import AiterConfig

@@ -20,8 +20,8 @@ from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperan
 from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, Rows, as_taken, empty_rows
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.calls import keep
+from tritongemm.serving.device_kernels import HelperCall, HelperKernels
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.helper_kernels import HelperCall, HelperKernels
 from tritongemm.serving.launching import MISALIGNED_BITS
 from tritongemm.serving.products import run_grouped
 from tritongemm.serving.traced_operations import define

@@ -11,7 +11,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.serving import linear_fp8 as fp8_layer
-from tritongemm.serving.layer_choice import losing_type
+from tritongemm.serving.linear_fp8 import losing_type
 
 _HOME = "transformers.integrations.finegrained_fp8"
 _CLASS = "FP8Linear"

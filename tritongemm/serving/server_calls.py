@@ -29,7 +29,7 @@ from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.serving.added_operations import linear_w4
 from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.layer_choice import BlockOperands, compute, find_layout
+from tritongemm.serving.linear_fp8 import BlockOperands, compute, find_layout
 from tritongemm.serving.mixtures import fused_moe
 from tritongemm.system import settings
 

@@ -19,7 +19,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.layer_choice import BlockOperands, find_layout
+from tritongemm.serving.linear_fp8 import BlockOperands, find_layout
 
 M, N, K = 16, 256, 512
 FP8 = torch.float8_e4m3fn

@@ -327,7 +327,7 @@ def test_weights_in_blocks() -> None:
 
 
 def test_a_capture_counts_what_a_server_computes(tmp_path: Path) -> None:
-    from tritongemm.serving.layer_choice import BlockOperands
+    from tritongemm.serving.linear_fp8 import BlockOperands
 
     file = tmp_path / "sizes.yaml"
     weight, scale, x = torch.ones(256, 128).to(FP8), torch.ones(2, 1), torch.ones(5, 128, dtype=torch.bfloat16)

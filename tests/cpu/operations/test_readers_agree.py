@@ -27,8 +27,7 @@ from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
-from tritongemm.serving.layer_choice import _forms
-from tritongemm.serving.linear_fp8 import _block_operands, _scaled_operands
+from tritongemm.serving.linear_fp8 import _block_operands, _forms, _scaled_operands
 from tritongemm.workloads.capturing.product import Product, of_own
 
 BF16, SHUFFLED = torch.bfloat16, "e8m0_32x8"

@@ -16,7 +16,7 @@ from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, FormatRow
 from tritongemm.results.revalidation import VerifiedResult
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.record_source import read_source
+from tritongemm.serving.source_row import read_source
 from tritongemm.tune.revalidate import Revalidation
 from tritongemm.workloads import sizes
 

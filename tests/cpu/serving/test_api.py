@@ -22,7 +22,7 @@ from tritongemm.core.scaling import Scaling
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.operations.torch_products import linear
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
-from tritongemm.serving.record_source import read_source
+from tritongemm.serving.source_row import read_source
 
 
 @each("lead", [(), (7,), (2, 3)])

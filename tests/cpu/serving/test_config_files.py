@@ -14,7 +14,7 @@ from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
-from tritongemm.serving import loaded_tables, record_source
+from tritongemm.serving import loaded_tables, source_row
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
 
@@ -158,7 +158,7 @@ def test_each_of_aiters_variables_says_what_its_files_are_of(
     """Two families have the same columns, and the file's name does not decide."""
     path = write_aiters(tmp_path / "mine.csv", row, header=header)
     monkeypatch.setenv(variable, str(path))
-    (found,) = record_source.read_source(path, settings.aiter_configs()[0].family)
+    (found,) = source_row.read_source(path, settings.aiter_configs()[0].family)
     assert found.record.problem.key == key and found.padded
     assert len(loaded_tables.read_configured()) == 1
 

@@ -26,7 +26,7 @@ from tritongemm.hip_ext.driver.module import Grid
 from tritongemm.hip_ext.launching import loaded_kernels
 from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.serving import kernel_loading, winners
+from tritongemm.serving import kernel_loading, source_row
 from tritongemm.serving.launching import FastCall
 from tritongemm.system import settings
 
@@ -243,9 +243,9 @@ def test_what_needs_another_check() -> None:
 
 def test_who_rounds_float32() -> None:
     float32 = problem(1, 2, 3, dtype="fp32")
-    assert winners.rounds_to_tf32(record(float32)) and not winners.rounds_to_tf32(record(problem(1, 2, 3)))
-    assert not winners.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take full float32
-    assert winners.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
+    assert source_row.rounds_to_tf32(record(float32)) and not source_row.rounds_to_tf32(record(problem(1, 2, 3)))
+    assert not source_row.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take full float32
+    assert source_row.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
 
 
 def test_without_memory_to_share_pytorch_computes(ready: Ready, no_gpu: None) -> None:

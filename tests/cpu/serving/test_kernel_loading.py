@@ -37,7 +37,7 @@ from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search_spaces import loader
-from tritongemm.serving import kernel_loading, stored_kernels, winners
+from tritongemm.serving import kernel_loading, source_row, stored_kernels
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
@@ -157,7 +157,7 @@ def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
 def library(monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
     """What every record's winner is."""
     found = StandInLibrary()
-    monkeypatch.setattr(winners, "find_winner", lambda record: found)
+    monkeypatch.setattr(source_row, "find_winner", lambda record: found)
     return found
 
 
@@ -236,14 +236,16 @@ def test_memory_that_kernels_rely_on_is_never_taken_back() -> None:
 def test_who_won_decides_what_is_launched() -> None:
     p = problem(4, 8, 16)
     own, ours = registry.baseline().name, record(p)
-    assert winners.is_launchable(ours) and not winners.baseline_won(ours)
+    assert source_row.is_launchable(ours) and not source_row.baseline_won(ours)
     for lost in (record(p, winner=own), record(p, winner="a_library", library="a_library")):
-        assert winners.baseline_won(lost) and f"{lost.winner} won the tuning of {p.key} on sm90" in str(
-            winners.is_launchable(lost)
+        assert source_row.baseline_won(lost) and f"{lost.winner} won the tuning of {p.key} on sm90" in str(
+            source_row.is_launchable(lost)
         )
-    assert "prediction" in str(winners.is_launchable(record(p, timer=PREDICTED)))
+    assert "prediction" in str(source_row.is_launchable(record(p, timer=PREDICTED)))
     for strange in (record(p, winner="absent"), record(p, winner=ours.config.backend, config=OTHER)):
-        assert str(winners.is_launchable(strange)) == f"{p.key}: its winner {strange.winner} can't be called from here"
+        assert (
+            str(source_row.is_launchable(strange)) == f"{p.key}: its winner {strange.winner} can't be called from here"
+        )
 
 
 def test_the_table_forgets_nothing_and_the_later_of_equal_records_counts() -> None:

@@ -28,7 +28,7 @@ from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading
 from tritongemm.serving.device_kernels import NearKernel
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.layer_choice import BlockOperands, find_layout
+from tritongemm.serving.linear_fp8 import BlockOperands, find_layout
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.server_calls import product_or
 from tritongemm.system import settings

@@ -24,7 +24,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.serving import kernel_loading, stored_kernels, winners
+from tritongemm.serving import kernel_loading, source_row, stored_kernels
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of, padded_ms
@@ -107,7 +107,7 @@ def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatc
         checked.append((record.problem, record.m_from))
         return SUPPORTED
 
-    monkeypatch.setattr(winners, "find_winner", lambda record: StandInLibrary())
+    monkeypatch.setattr(source_row, "find_winner", lambda record: StandInLibrary())
     monkeypatch.setattr(stored_kernels, "check_kernel", check)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     row = aiters(16, config=Config("one", 0, 0, 0, backend="library"), winner="library").record

@@ -28,7 +28,7 @@ from tritongemm.operations.factors import spread
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.search_spaces import loader
 from tritongemm.serving import quantize as quantization
-from tritongemm.serving.layer_choice import AS_IT_IS, BlockOperands, find_layout
+from tritongemm.serving.linear_fp8 import AS_IT_IS, BlockOperands, find_layout
 from tritongemm.system import settings
 
 TYPES = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}

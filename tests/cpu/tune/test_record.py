@@ -18,7 +18,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.choose import MARGIN
 from tritongemm.search_spaces.loader import load_target
-from tritongemm.serving.winners import baseline_won, is_launchable
+from tritongemm.serving.source_row import baseline_won, is_launchable
 from tritongemm.tune.final_race import RaceWork, decide, race_again, run_race
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.task import Task, make_record

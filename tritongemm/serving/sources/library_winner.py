@@ -8,8 +8,7 @@ from tritongemm.core.served_call import CallSignature, Resolution
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.source_row import kind_of
-from tritongemm.serving.winners import baseline_won
+from tritongemm.serving.source_row import baseline_won, kind_of
 
 
 class LibraryWinner(KernelSource):

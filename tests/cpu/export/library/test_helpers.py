@@ -24,7 +24,7 @@ from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
-from tritongemm.serving.helper_kernels import HelperKernels
+from tritongemm.serving.device_kernels import HelperKernels
 from tritongemm.system import settings
 from tritongemm.workloads import sizes
 

@@ -154,7 +154,7 @@ def serve_gates(model: nn.Module) -> dict[str, tuple[nn.Module, type[nn.Module]]
     return served
 
 
-class _Asked:
+class _Probe:
     """Stands for a module whose class is asked what it computes."""
 
     gradient_checkpointing, training, forward = False, False, None  # which layers of transformers look at
@@ -162,7 +162,7 @@ class _Asked:
 
 def _answers(module: Any, given: float, **parts: Callable[..., Any]) -> Any:
     """Return what a class computes of a number with other parts; None where it can't."""
-    asked = _Asked()
+    asked = _Probe()
     vars(asked).update(parts)
     try:
         return type(module).forward(asked, given)

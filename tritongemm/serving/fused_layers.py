@@ -227,7 +227,7 @@ class SummedLayer(_Beside):
 class WaitingProduct:
     """A product of a linear layer that is computed together with the sum of it and a residual.
 
-    Whatever else is asked of it computes it first, so that it is as good as its tensor.
+    Every other use computes it first, so that it is as good as its tensor.
     """
 
     def __init__(self, x: Tensor, w: Tensor) -> None:

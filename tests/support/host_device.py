@@ -19,7 +19,6 @@ from tritongemm.core.errors import DriverError
 from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.driver import driver
-from tritongemm.measure import choose
 
 LIBRARY_SECONDS = 4e-6
 # microseconds of a launch, by what the kernel does
@@ -41,7 +40,6 @@ class OnHost(TorchFunctionMode):  # type: ignore[misc]
 @contextmanager
 def gpu_on_host(patch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A stand-in for the device, in place of every way to a GPU in this process."""
-    choose.load_statistics()  # else a worker's thread still imports them while later tests run
     made = Device()
     patch.setattr(driver, "open_driver", lambda vendor: SimpleNamespace(device=lambda index: made))
     generator = torch.Generator

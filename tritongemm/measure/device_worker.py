@@ -4,7 +4,6 @@ A candidate may kill it: an illegal access or a hang ends it, and the parent sta
 candidate.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +20,6 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import Support
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
-from tritongemm.measure import choose
 from tritongemm.measure.guarded_operands import GuardedOperands, copy_guarded
 from tritongemm.measure.jobs import (
     QUANTIZATION,
@@ -70,7 +68,6 @@ class DeviceWorker:
         self._operand_sets: OrderedDict[tuple[Problem, MeasureProtocol], OperandSets] = OrderedDict()
         self._device: driver.Device | None = None
         self._stream: Any = None
-        threading.Thread(target=choose.load_statistics, daemon=True).start()
 
     def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
         """Yield the answers to a job, as `measure.jobs` defines them; SystemExit where the device is lost."""

@@ -31,7 +31,6 @@ from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
-from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
@@ -125,7 +124,6 @@ class TuningRun:
         # Of a search without a budget it isn't known how many kernels it takes.
         most = len(self._tasks) * self.options.budget or self.pool.jobs
         self.pool.start(self.options.backends, self._target, most)
-        stack.enter_context(ThreadPoolExecutor(1)).submit(choose.load_statistics)
         stack.callback(self._devices.close, abandon=True)
         for number, evaluator in enumerate(self.evaluators):
             evaluator.start()

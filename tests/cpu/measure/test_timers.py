@@ -21,7 +21,7 @@ from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
-from tritongemm.measure import choose, device_worker
+from tritongemm.measure import device_worker
 from tritongemm.measure.jobs import MeasureSetup, VerifyJob
 from tritongemm.measure.operand_sets import OperandSets
 from tritongemm.measure.timers import rocprofv3
@@ -135,7 +135,6 @@ def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: pytest.Monke
         raise UnavailableError("too late")
 
     monkeypatch.setattr(registry.get(Timer, "rocprofiler"), "prepare", refuse)
-    choose.load_statistics()  # else the worker's thread still imports them while later tests run
     worker = device_worker.DeviceWorker()
     monkeypatch.setattr(worker._torch.cuda, "set_device", lambda device: pytest.fail("the device came first"))
     setup = MeasureSetup(Problem(1, 1, 1), target_files.load_target("gfx942"), MeasureProtocol("rocprofiler"), "amd", 0)

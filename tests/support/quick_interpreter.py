@@ -13,15 +13,18 @@ ROLE = "tests.support.quick_interpreter:make"
 
 
 def make() -> Callable[[Any], Iterator[Any]]:
-    """What the interpreter's process does, sooner, and the sums of `tests.support.summing`."""
+    """What the interpreter's process does, sooner, the sums of `tests.support.summing`, and programs in forks of it."""
+    from tests.support import forked
     from tests.support.summing import SumJob, first_row
     from tritongemm.measure.interpreting import Interpreter
 
     hasten()
     interpreter = Interpreter()
-    return lambda job: first_row(job) if isinstance(job, SumJob) else interpreter(job)
+    others: dict[type, Any] = {SumJob: first_row, forked.Program: forked.answer}
+    return lambda job: others.get(type(job), interpreter)(job)
 
 
+@functools.cache
 def hasten() -> None:
     """Has this process's interpreter leave out what it computes for nothing."""
     from triton.runtime import interpreter
@@ -35,6 +38,7 @@ def hasten() -> None:
     # A function's lines are asked for three times, and tokenized each time.
     inspect.getsourcelines = functools.cache(inspect.getsourcelines)  # type: ignore[assignment]
     _share_types(interpreter)
+    _match_sooner(interpreter)
     gc.freeze()  # a collection looks through what kernels make, and not through PyTorch
 
 
@@ -64,6 +68,30 @@ def _share_types(interpreter: Any) -> None:
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
     unwrap, bare = core._unwrap_if_constexpr, {core.tensor, core.dtype, core.block_type, core.pointer_type, int, bool}
     core._unwrap_if_constexpr = lambda value: value if type(value) in bare else unwrap(value)
+
+
+def _match_sooner(interpreter: Any) -> None:
+    """Operands of one plain type are not converted, and a number beside a tensor is spread over its shape once."""
+    semantic, tensor = type(interpreter.interpreter_semantic), interpreter.tl.core.tensor
+    plain = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)} | {"int1", "fp32"}
+    match, spread = semantic.binary_op_type_checking_impl, dict[Any, Any]()
+
+    def match_sooner(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> tuple[Any, Any]:
+        if type(lhs) is not tensor or lhs.dtype.name not in plain:
+            return match(self, lhs, rhs, *flags, **named)  # type: ignore[no-any-return]
+        if type(rhs) is tensor and lhs.dtype.name == rhs.dtype.name:
+            return (lhs, rhs) if lhs.type.name == rhs.type.name else self.broadcast_impl_value(lhs, rhs)
+        if type(rhs) not in (int, float, bool):
+            return match(self, lhs, rhs, *flags, **named)  # type: ignore[no-any-return]
+        key = lhs.type.name, repr(rhs), flags, *named.items()
+        if key in spread:
+            return lhs, spread[key]
+        left, right = match(self, lhs, rhs, *flags, **named)
+        if left is lhs:
+            spread[key] = right
+        return left, right
+
+    semantic.binary_op_type_checking_impl = match_sooner
 
 
 def _patch_builtin(interpreter: Any, package: Any, builder: Any, scope: Any) -> None:

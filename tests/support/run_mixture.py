@@ -1,6 +1,6 @@
 """Compute mixtures of experts by `fused_moe` with all its kernels in Triton's interpreter, and compare with float64.
 
-usage: TRITON_INTERPRET=1 run_mixture.py FOLDER fp8|fp4
+usage: TRITON_INTERPRET=1 python -m tests.support.run_mixture FOLDER fp8|fp4
 """
 
 import sys
@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support import quick_interpreter
 from tests.support.kernel_cases import MX_GROUPED, SM90
 from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
 from tritongemm.codegen import modules
@@ -108,7 +107,6 @@ class InterpretedProducts:
 
 
 def main() -> int:
-    quick_interpreter.hasten()
     mend_interpreter()
     products = InterpretedProducts(Path(sys.argv[1]))
     mixture = Mixture.make(FP8, "") if sys.argv[2] == "fp8" else Mixture.make(FP4, SHUFFLED)

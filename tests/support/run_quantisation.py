@@ -1,13 +1,12 @@
 """Quantise by all kernels in Triton's interpreter, and compare with PyTorch's operations.
 
-usage: TRITON_INTERPRET=1 run_quantisation.py
+usage: TRITON_INTERPRET=1 python -m tests.support.run_quantisation
 """
 
 import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support import quick_interpreter
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.codegen import modules
 from tritongemm.core.helper_kernel import PARTS
@@ -54,7 +53,6 @@ def check(x: Tensor, granularity: str, dtype: torch.dtype, name: str, layout: st
 
 def main() -> None:
     """Check each kind of factors for each type."""
-    quick_interpreter.hasten()
     # Rows longer than a program reads at once matter to factors of more than a block.
     for m, k, spoiled in ((5, 321, False), (2, 16500, False), (4, 16500, True), (4, 321, True)):
         x = activations(m, k, spoiled).bfloat16()

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str], folder: Path, columns: int, timeout: float = 1
     reader.start()
     terminal = Path(os.ttyname(slave))
     try:
-        status = forked.end(arguments, folder, os.environ, timeout, (terminal, terminal))
+        status = forked.end(forked.Program(arguments, folder, os.environ, timeout), (terminal, terminal))
     finally:
         os.close(slave)
         reader.join()

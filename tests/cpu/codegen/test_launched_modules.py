@@ -20,16 +20,15 @@ from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search_spaces import loader as target_files
 
 TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}
-QUICK = {
-    ("sm90", "grouped bf16"),
-    ("sm90", "int4 in fragments"),
-    ("gfx950", "fp4"),
-}
+QUICK = [("sm90", "grouped bf16"), ("sm90", "int4 in fragments"), ("gfx950", "fp4")]
 RUNS = [
-    pytest.param(target, case, marks=() if (target, case) in QUICK else pytest.mark.heavy)
-    for target in TARGETS
-    for case in CASES
-    if target == "sm90" or CASES[case].anywhere
+    *((*run, "a config of each template") for run in QUICK),
+    *(
+        pytest.param(target, case, "all", marks=pytest.mark.heavy)
+        for target in TARGETS
+        for case in CASES
+        if target == "sm90" or CASES[case].anywhere
+    ),
 ]
 
 
@@ -56,11 +55,12 @@ def work(text: str) -> tuple[Counter[str], set[str]]:
     return Counter(o for o in operations if o not in left_out), set(re.findall(r"arith\.constant (.*)", text))
 
 
-@pytest.mark.parametrize(("target", "case"), RUNS)
-def test_modules_compile_where_arguments_are_one(target: str, case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "case", "which"), RUNS)
+def test_modules_compile_where_arguments_are_one(target: str, case: str, which: str, tmp_path: Path) -> None:
     """Imported, on a row of A, tiles in groups of a row; a winner's kernel is the candidate's with its constants."""
     facts, problem = TARGETS[target], CASES[case].problem
     configs = configs_of(case, facts)
+    configs = configs if which == "all" else [*{config.template: config for config in configs}.values()]
     # Groups have a row too, and columns of A must begin at multiples of 16 bytes for the copy engine.
     one = problem if problem.groups is not None else problem.at(1 if problem.a.row_major else 8)
     module = modules.run_text(render.module(problem, configs, facts, 0.1, 1.0), "generated")

@@ -1,6 +1,5 @@
 """Products that are stored after an activation, or gate and up as one, against float64 at odd sizes."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from tests.support import ROOT, forked
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
+from tests.support.lent_processes import LentProcess
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
@@ -119,10 +119,8 @@ def test_a_residual_is_added(interpreted: Interpreted) -> None:
 
 STEP_AND_FORMULAS = """
 import torch
-from tests.support import quick_interpreter
 from tritongemm.backends.torch.quantised_step import quantise
 from tritongemm.numerics import epilogues
-quick_interpreter.hasten()
 fp8 = torch.finfo(torch.float8_e4m3fn)
 torch.finfo = lambda _: fp8  # of float32, in which it is interpreted
 for epilogue in ("block", "silu_mul_block", "gelu_block", "gelu_tanh_mul_block", "relu_block"):
@@ -136,6 +134,6 @@ print("alike")
 """
 
 
-def test_the_second_step_of_blocks_is_what_formulas_say() -> None:
-    ran = forked.run(["-c", STEP_AND_FORMULAS], ROOT, {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)})
+def test_the_second_step_of_blocks_is_what_formulas_say(interpreter: LentProcess) -> None:
+    ran = forked.interpreted(interpreter, ["-c", STEP_AND_FORMULAS], ROOT)
     assert ran.stdout == "alike\n", ran.stderr[-3000:]

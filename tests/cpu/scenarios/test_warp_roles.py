@@ -261,8 +261,10 @@ SCALED_SWAPPED = Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_st
     ("family", "scales", "configs"),
     [
         pytest.param("a8w8", "", (SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy),
-        ("a8w8_blockscale", "block", (SCALED_LOW, SCALED_SPLIT)),
-        pytest.param("a8w8_blockscale", "block", (SCALED_PADDED, SCALED_SWAPPED), marks=pytest.mark.heavy),
+        ("a8w8_blockscale", "block", (SCALED_LOW,)),
+        pytest.param(
+            "a8w8_blockscale", "block", (SCALED_PADDED, SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy
+        ),
         pytest.param("a8w8", "", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
         pytest.param("a8w8_blockscale", "block", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
     ],

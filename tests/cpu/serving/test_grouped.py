@@ -1,6 +1,5 @@
 """`grouped_mm` and `fused_moe` without a GPU: what PyTorch computes, what is refused, which record would serve."""
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support import ROOT, forked
 from tests.support.kernel_cases import SM90
+from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
 from tests.support.tables import each
 from tritongemm.build import expert_kernels
@@ -218,10 +218,8 @@ KERNELS_AND_PYTORCH = """
 import torch
 from tritongemm.build import expert_kernels
 from tritongemm.codegen.modules import run_text
-from tests.support import quick_interpreter
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.mixture_steps import ExpertBias
-quick_interpreter.hasten()
 from tritongemm.serving.mixtures import MoeKernels
 
 class Interpreted(MoeKernels):
@@ -282,8 +280,7 @@ print("alike")
 """
 
 
-def test_kernels_and_pytorch_do_the_same_between_the_products() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    ran = forked.run(["-c", KERNELS_AND_PYTORCH], ROOT, environment)
+def test_kernels_and_pytorch_do_the_same_between_the_products(interpreter: LentProcess) -> None:
+    ran = forked.interpreted(interpreter, ["-c", KERNELS_AND_PYTORCH], ROOT)
     assert ran.stdout == "alike\n", ran.stderr[-3000:]
     assert mixture_steps.sort.__doc__

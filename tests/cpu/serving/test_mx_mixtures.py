@@ -1,6 +1,5 @@
 """`fused_moe` of OCP MX: results by PyTorch and by kernels in the interpreter, rows asked for, what is refused."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 import tritongemm
 from tests.support import ROOT, forked, mixtures
 from tests.support.kernel_cases import GFX942, SM90
+from tests.support.lent_processes import LentProcess
 from tests.support.mixtures import FP4, FP8, HIDDEN, INNER, SHUFFLED, Mixture
 from tests.support.tables import each
 from tritongemm.build import expert_kernels
@@ -60,9 +60,8 @@ def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypat
 
 
 @pytest.mark.parametrize("dtype", ["fp4", pytest.param("fp8", marks=pytest.mark.heavy)])
-def test_all_its_kernels_give_the_same(tmp_path: Path, dtype: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    ran = forked.run([str(ROOT / "tests/support/run_mixture.py"), str(tmp_path), dtype], ROOT, environment)
+def test_all_its_kernels_give_the_same(interpreter: LentProcess, tmp_path: Path, dtype: str) -> None:
+    ran = forked.interpreted(interpreter, ["-m", "tests.support.run_mixture", str(tmp_path), dtype], ROOT)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
     assert float(ran.stdout.split()[1]) < 1e-5, ran.stdout
 

@@ -1,7 +1,6 @@
 """`quantize` and `linear_fp8`: PyTorch's operations against float64, kernels in Triton's interpreter and compiled."""
 
 import itertools
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support import ROOT, forked
+from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import attach_device, record, run_on_cpu
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
@@ -110,9 +110,8 @@ def test_zeros_and_tiny_numbers_have_factors_that_divide() -> None:
         assert bool(q.float().isfinite().all())
 
 
-def test_kernels_are_right_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    ran = forked.run([str(ROOT / "tests/support/run_quantisation.py")], ROOT, environment)
+def test_kernels_are_right_in_the_interpreter(interpreter: LentProcess) -> None:
+    ran = forked.interpreted(interpreter, ["-m", "tests.support.run_quantisation"], ROOT)
     assert ran.stdout == "alike\n", ran.stderr[-3000:]
 
 

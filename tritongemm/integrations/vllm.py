@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_fp8_rows, vllm_moe
+from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_fp8_rows, vllm_moe, vllm_w4_experts
 from tritongemm.integrations.process import define_linear, is_hooked, plain, replace
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -41,7 +41,10 @@ def register() -> None:
         vllm_fp8_rows.SERVED: (vllm_fp8_rows.hook, process.serves_scales()),
         "int4 layer": (_hook_int4, process.serves_four_bits()),
         vllm_moe.SERVED: (vllm_moe.hook, process.serves_experts()),
-        "mixture of mxfp4": (_hook_mxfp4, process.serves_four_bits()),
+        **{
+            f"{vllm_w4_experts.SERVED} ({name})": (partial(vllm_w4_experts.hook, name), process.serves_four_bits())
+            for name in vllm_w4_experts.METHODS
+        },
         "compiled layer": (_hook_loading, bool(digest)),
     }
     if settings.server_invariant():
@@ -140,16 +143,6 @@ def _hook_int4() -> None:
     from tritongemm.integrations import vllm_w4
 
     vllm_w4.hook(linear)
-
-
-def _hook_mxfp4() -> None:
-    """Serve gpt-oss's mixtures in vLLM by tuned kernels."""
-    from vllm.model_executor.layers.fused_moe import modular_kernel
-    from vllm.model_executor.layers.quantization import mxfp4
-
-    from tritongemm.integrations import vllm_mxfp4
-
-    vllm_mxfp4.hook(mxfp4, modular_kernel)
 
 
 def _hook_loading() -> None:

@@ -30,7 +30,7 @@ class PackedWeight(NamedTuple):
     """A weight as `linear_w4` takes it: ``linear_w4(x, *packed)``."""
 
     weight: Tensor  # bytes [..., N, K / 2]
-    # Factors [K / 32, N] (or 64, 128) of int4, with zero points [K / 32, 2, N]; of fp4 e8m0
+    # Factors [..., K / 32, N] (or 64, 128) of int4, with zero points [..., K / 32, 2, N]; of fp4 e8m0
     # [..., N, K / 32] or bfloat16 [K / 16, N].
     scale: Tensor
     order: str  # memory layout of the bytes
@@ -46,13 +46,14 @@ def pack_gptq(
     dtype: torch.dtype | None = None,
     order: str = PLAIN,
 ) -> PackedWeight:
-    """Return a weight of GPTQ's as `linear_w4` takes it.
+    """Return a weight of GPTQ's as `linear_w4` takes it, or those of experts, with their number in front of each shape.
 
     Args:
         qweight: int32 [K / 8, N].
         scales: [K / group, N] floats; groups are of a multiple of 32 numbers.
         qzeros: int32 [K / group, N / 8]; None where the weight is symmetric.
-        g_idx: the group of each number along K, in ascending groups of one length (no ``desc_act``), or None.
+        g_idx: the group of each number along K, in ascending groups of one length (no ``desc_act``), or None; of
+            experts None.
         checkpoint_format: ``gptq``, whose zero points are stored less one, or ``gptq_v2``.
         dtype: of activations; by default that of the scales.
         order: as of `linear_w4`.
@@ -69,21 +70,23 @@ def pack_gptq(
     _check_words("qweight", qweight, "[K / 8, N]")
     if checkpoint_format not in _LESS:
         raise InputError(f"checkpoint_format is {checkpoint_format!r}; there are: {', '.join(_LESS)}")
-    k, n = qweight.shape[0] * _IN_A_WORD, qweight.shape[1]
-    _check_scales("scales", scales, (k, n))
+    *experts, rows, n = qweight.shape
+    k = rows * _IN_A_WORD
+    _check_scales("scales", scales, (*experts, k, n))
     if g_idx is not None:
-        _check_groups("g_idx", g_idx, k, scales.shape[0], "desc_act")
+        _check_groups("g_idx", g_idx, k, scales.shape[-2], "desc_act")
     zeros = None
     if qzeros is not None:
-        zeros = _zero_points("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD)).flatten(-2)
+        zeros = _zero_points("qzeros", qzeros, (*scales.shape[:-1], n // _IN_A_WORD)).flatten(-2)
         zeros = _in_range("qzeros", zeros + _LESS[checkpoint_format])
-    return _packed(qweight.t().contiguous().view(torch.uint8), scales, zeros, dtype, order)
+    return _packed(qweight.mT.contiguous().view(torch.uint8), scales, zeros, dtype, order)
 
 
 def pack_awq(
     qweight: Tensor, scales: Tensor, qzeros: Tensor, *, dtype: torch.dtype | None = None, order: str = PLAIN
 ) -> PackedWeight:
-    """Return a weight of AWQ's (the version GEMM) as `linear_w4` takes it.
+    """Return a weight of AWQ's (the version GEMM) as `linear_w4` takes it, or those of experts, with their number in
+    front of each shape.
 
     Args:
         qweight: int32 [K, N / 8].
@@ -102,11 +105,11 @@ def pack_awq(
         torch.Size([64, 128])
     """
     _check_words("qweight", qweight, "[K, N / 8]")
-    k, n = qweight.shape[0], qweight.shape[1] * _IN_A_WORD
-    _check_scales("scales", scales, (k, n))
-    zeros = _zero_points("qzeros", qzeros, (scales.shape[0], n // _IN_A_WORD))[..., _AWQ_PLACES].flatten(-2)
-    columns = _numbers(qweight)[..., _AWQ_PLACES].flatten(-2).t()
-    return _packed(columns[:, ::2] | columns[:, 1::2] << 4, scales, zeros, dtype, order)
+    *extents, words = qweight.shape
+    _check_scales("scales", scales, (*extents, words * _IN_A_WORD))
+    zeros = _zero_points("qzeros", qzeros, (*scales.shape[:-1], words))[..., _AWQ_PLACES].flatten(-2)
+    columns = _numbers(qweight)[..., _AWQ_PLACES].flatten(-2).mT
+    return _packed(columns[..., ::2] | columns[..., 1::2] << 4, scales, zeros, dtype, order)
 
 
 def pack_compressed_tensors(
@@ -118,13 +121,15 @@ def pack_compressed_tensors(
     dtype: torch.dtype | None = None,
     order: str = PLAIN,
 ) -> PackedWeight:
-    """Return a weight of compressed-tensors' format ``pack-quantized`` as `linear_w4` takes it.
+    """Return a weight of compressed-tensors' format ``pack-quantized`` as `linear_w4` takes it, or those of experts,
+    with their number in front of each shape.
 
     Args:
         weight_packed: int32 [N, K / 8].
         weight_scale: [N, K / group] floats.
         weight_zero_point: int32 [N / 8, K / group], or None where the weight is symmetric.
-        weight_g_idx: the group of each number along K, in ascending groups of one length; all -1, or None, says so.
+        weight_g_idx: the group of each number along K, in ascending groups of one length; all -1, or None, says so;
+            of experts None.
         dtype: of activations; by default that of the scales.
         order: as of `linear_w4`.
 
@@ -138,15 +143,16 @@ def pack_compressed_tensors(
         torch.Size([2, 64])
     """
     _check_words("weight_packed", weight_packed, "[N, K / 8]")
-    n, k = weight_packed.shape[0], weight_packed.shape[1] * _IN_A_WORD
-    scales = weight_scale.t() if isinstance(weight_scale, Tensor) and weight_scale.dim() == 2 else weight_scale
-    _check_scales("weight_scale", scales, (k, n), turned=True)
+    *experts, n, words = weight_packed.shape
+    k = words * _IN_A_WORD
+    scales = weight_scale.mT if isinstance(weight_scale, Tensor) and weight_scale.dim() > 1 else weight_scale
+    _check_scales("weight_scale", scales, (*experts, k, n), turned=True)
     zeros = None
     if weight_zero_point is not None:
-        zeros = _zero_points("weight_zero_point", weight_zero_point, (n // _IN_A_WORD, scales.shape[0]))
-        zeros = zeros.transpose(0, 1).flatten(-2)
+        wanted = (*experts, n // _IN_A_WORD, scales.shape[-2])
+        zeros = _zero_points("weight_zero_point", weight_zero_point, wanted).transpose(-3, -2).flatten(-2)
     if weight_g_idx is not None and not bool((weight_g_idx == -1).all()):
-        _check_groups("weight_g_idx", weight_g_idx, k, scales.shape[0], "actorder")
+        _check_groups("weight_g_idx", weight_g_idx, k, scales.shape[-2], "actorder")
     return _packed(weight_packed.contiguous().view(torch.uint8), scales, zeros, dtype, order)
 
 
@@ -178,7 +184,7 @@ def pack_marlin(
         >>> tritongemm.pack_marlin(qweight, scales).weight.shape
         torch.Size([64, 128])
     """
-    _check_words("qweight", qweight, "[K / 16, 2 * N]")
+    _check_words("qweight", qweight, "[K / 16, 2 * N]", (2,))
     k, n = qweight.shape[0] * 16, qweight.shape[1] // 2
     if qweight.shape[1] % _MARLIN_WORDS:
         raise InputError(f"qweight is {tuple(qweight.shape)}; Marlin's blocks of 64 columns have {_MARLIN_WORDS} words")
@@ -283,8 +289,10 @@ def depth_of(group: int) -> int:
 def _packed(
     weight: Tensor, scales: Tensor, zeros: Tensor | None, dtype: torch.dtype | None, order: str
 ) -> PackedWeight:
-    """Return bytes [N, K / 2] with factors and zero points [K / group, N], copied where longer groups have one."""
-    group = 2 * weight.shape[1] // scales.shape[0]
+    """Return bytes [..., N, K / 2] with factors and zero points [..., K / group, N], copied where longer groups have
+    one.
+    """
+    group = 2 * weight.shape[-1] // scales.shape[-2]
     depth = depth_of(group)
     if not depth:
         raise InputError(f"groups of {group} along K have no kernels; there are multiples of {min(WEIGHT_DEPTHS)}")
@@ -295,13 +303,14 @@ def _packed(
     if not bool(scales.isfinite().all()):
         raise InputError(f"the scale factors hold NaN or infinity, as {wanted}")
     if zeros is not None and bool((zeros != INT4_ZERO).any()):
-        scales = torch.stack((scales, zeros.to(wanted) - INT4_ZERO), 1)
-    return _ordered(weight, scales.repeat_interleave(group // depth, 0).contiguous(), wanted, order)
+        scales = torch.stack((scales, zeros.to(wanted) - INT4_ZERO), -2)
+    return _ordered(weight, scales.repeat_interleave(group // depth, weight.dim() - 2).contiguous(), wanted, order)
 
 
 def _ordered(weight: Tensor, scales: Tensor, dtype: torch.dtype, order: str) -> PackedWeight:
-    rows, of_rows = weight.flatten(0, -2), scales.flatten(0, -2) if weight.dim() > 2 else scales
-    read_weight(rows, of_rows, dtype, order)
+    first = (0,) * (weight.dim() - 2)  # of experts, which are alike
+    read_weight(weight[first], scales[first], dtype, order)
+    rows = weight.flatten(0, -2)
     if order != PLAIN:
         rows = registry.get(WeightLayout, order).pack(rows.t()).t()
     return PackedWeight(rows.contiguous().view(weight.shape), scales, order)
@@ -313,19 +322,20 @@ def _numbers(words: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
 
 
-def _check_words(name: str, words: Tensor, extents: str) -> None:
+def _check_words(name: str, words: Tensor, extents: str, dimensions: tuple[int, ...] = (2, 3)) -> None:
     check_tensors({name: words})
-    if words.dtype != torch.int32 or words.dim() != 2 or not words.numel():
+    if words.dtype != torch.int32 or words.dim() not in dimensions or not words.numel():
         raise InputError(f"{name} is {words.dtype} {tuple(words.shape)}; it is int32 {extents}, eight numbers each")
 
 
-def _check_scales(name: str, scales: Tensor, sizes: tuple[int, int], turned: bool = False) -> None:
+def _check_scales(name: str, scales: Tensor, sizes: tuple[int, ...], turned: bool = False) -> None:
     check_tensors({name: scales})
-    k, n = sizes
-    groups = scales.shape[0] if scales.dim() == 2 else 0
-    if not groups or scales.shape[1] != n or k % groups or not scales.is_floating_point():
-        wanted = f"[N={n}, groups]" if turned else f"[groups, N={n}]"
-        found = tuple(scales.shape)[:: -1 if turned else 1]
+    *experts, k, n = sizes
+    groups = scales.shape[-2] if scales.dim() == len(sizes) else 0
+    fits = groups and (*scales.shape[:-2], scales.shape[-1]) == (*experts, n)
+    if not fits or k % groups or not scales.is_floating_point():
+        wanted = f"[{''.join(f'{each}, ' for each in experts)}{f'N={n}, groups' if turned else f'groups, N={n}'}]"
+        found = tuple((scales.mT if turned and scales.dim() > 1 else scales).shape)
         raise InputError(f"{name} is {scales.dtype} {found}; it is of floats {wanted}, whose groups divide K={k}")
 
 
@@ -341,7 +351,7 @@ def _check_groups(name: str, g_idx: Tensor, k: int, groups: int, option: str) ->
         )
 
 
-def _zero_points(name: str, zeros: Tensor, shape: tuple[int, int]) -> Tensor:
+def _zero_points(name: str, zeros: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the zero points [..., 8] of int32 words."""
     _check_words(name, zeros, f"{list(shape)}")
     if tuple(zeros.shape) != shape:

@@ -1,7 +1,7 @@
 """Layers of other libraries with weights of four bits, converted once, that `linear_w4` or `fused_moe` computes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from inspect import signature
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN
-from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH
+from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, Scaling
 from tritongemm.operations.four_bit_weights import (
     PackedWeight,
     pack_awq,
@@ -168,29 +168,58 @@ def pack_experts(
     Raises:
         InputError: the weights can't be converted.
     """
-    order = common_order(rows, gate_up[0], down[0])
-    if order is None and not session.is_running():
-        sizes = " and ".join(f"N={w.shape[1]}, K={2 * w.shape[2]}" for w in (gate_up[0], down[0]))
-        return f"no rows of one order for {down[0].shape[0]} experts of mxfp4 of {sizes}"
+    _, powers = GRANULARITIES["weight_mx"]
+    order = common_order(rows, [(w, powers) for w in (gate_up[0], down[0])])
+    if order is None:
+        return _without_rows("mxfp4", gate_up[0], down[0])
     first = [None if each is None else torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in gate_up]
     packed = [
-        pack_mxfp4(w.unflatten(-1, (-1, MX_DEPTH // 2)), scale, order=order or PLAIN)
+        pack_mxfp4(w.unflatten(-1, (-1, MX_DEPTH // 2)), scale, order=order)
         for w, scale in (first[:2], down)
         if w is not None and scale is not None
     ]
-    tensors = *packed[0][:2], first[2], *packed[1][:2]
+    return _experts(packed, first[2])
+
+
+def pack_int4_experts(rows: _Rows, packs: Iterable[Callable[..., PackedWeight]]) -> Converted | str:
+    """Return experts of int4 as most of their rows read them, or why none does.
+
+    Args:
+        rows: as of `convert`.
+        packs: convert gate and up, and down, in an order, for activations of the type that their factors have.
+
+    Raises:
+        InputError: the weights can't be converted.
+    """
+    packed = [pack() for pack in packs]
+    stored = [read_weight(one.weight[0], one.scale[0], one.scale.dtype, PLAIN).scaling for one in packed]
+    order = common_order(rows, [(one.weight, scaling) for one, scaling in zip(packed, stored, strict=True)])
+    if order is None:
+        return _without_rows("int4", *(one.weight for one in packed))
+    return _experts(packed if order == PLAIN else [pack(order=order) for pack in packs], None)
+
+
+def _experts(packed: Sequence[PackedWeight], bias: Tensor | None) -> Converted:
+    tensors = *packed[0][:2], bias, *packed[1][:2]
     named = {name: one for name, one in zip(OF_EXPERTS, tensors, strict=True) if one is not None}
     return Converted(named, packed[0].order)
 
 
-def common_order(rows: _Rows, w1: Tensor, w2: Tensor) -> str | None:
-    """Return the order in which most rows read both weights of experts of mxfp4, bytes [experts, N, K / 2], or None."""
-    _, powers = GRANULARITIES["weight_mx"]
+def _without_rows(kind: str, *weights: Tensor) -> str:
+    sizes = " and ".join(f"N={w.shape[1]}, K={2 * w.shape[2]}" for w in weights)
+    return f"no rows of one order for {weights[0].shape[0]} experts of {kind} of {sizes}"
+
+
+def common_order(rows: _Rows, weights: Iterable[tuple[Tensor, Scaling | None]]) -> str | None:
+    """Return the order in which most rows read both weights of experts, bytes [experts, N, K / 2] with factors of a
+    granularity; None where no row reads one, unless a capture is under way.
+    """
     found = [
-        Counter({b.order: n for (*extents, b), n in rows.items() if (*extents, b.scaling) == (*sizes, powers)})
-        for sizes in ((*w.shape[:2], 2 * w.shape[2]) for w in (w1, w2))
-    ]
-    ((order, _),) = (found[0] & found[1]).most_common(1) or ((None, 0),)
+        Counter({b.order: n for (*extents, b), n in rows.items()
+                 if (*extents, b.scaling) == (*w.shape[:2], 2 * w.shape[2], scaling)})
+        for w, scaling in weights
+    ]  # fmt: skip
+    ((order, _),) = (found[0] & found[1]).most_common(1) or ((PLAIN if session.is_running() else None, 0),)
     return order
 
 

@@ -1,6 +1,7 @@
 """Weights of four bits of each kind of checkpoint, as `linear_w4` computes them: against float64 of their numbers."""
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -91,6 +92,23 @@ def test_a_checkpoint_has_the_zero_points_that_it_stores(checkpoint: str, order:
     for moved in (packed.scale.roll(1, 0), packed.scale.roll(1, 2)):
         only_zeros = torch.stack((packed.scale[:, 0], moved[:, 1]), 1)
         assert deviation(tritongemm.linear_w4(X, *packed._replace(scale=only_zeros)), exact) > 0.02
+
+
+@each("order", ["plain", "halves_32"])
+def test_experts_are_packed_as_each_alone(order: str) -> None:
+    given: dict[Any, tuple[Tensor, ...]] = {
+        partial(tritongemm.pack_gptq, checkpoint_format="gptq_v2"): (GPTQ, HALF, OF_GPTQ),
+        tritongemm.pack_awq: (AWQ, HALF, OF_AWQ),
+        tritongemm.pack_compressed_tensors: (COMPRESSED, HALF.t(), OF_COMPRESSED),
+    }
+    for pack, tensors in given.items():
+        each_alone = [tensors, tuple(one.roll(1, 0) for one in tensors)]
+        packed = pack(*(torch.stack(pair) for pair in zip(*each_alone, strict=True)), order=order)
+        for number, alone in enumerate(each_alone):
+            wanted = pack(*alone, order=order)
+            assert all(torch.equal(one[number], other) for one, other in zip(packed[:2], wanted[:2], strict=True))
+    with pytest.raises(InputError, match=r"it is of floats \[2, groups, N=24\]"):
+        tritongemm.pack_gptq(torch.stack((GPTQ, GPTQ)), HALF)
 
 
 @each("order", ["plain", "halves_32"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritongemm.integrations import sglang_w4
+from tritongemm.integrations import sglang_w4, vllm_w4_experts
 
 
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -60,16 +60,19 @@ def install_vllm_mixtures(monkeypatch: pytest.MonkeyPatch) -> Any:
         def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, **others: Any) -> Tensor:
             return hidden_states.new_full(hidden_states.shape, 9.0)
 
-    class GptOssMxfp4MoEMethod:
-        def __init__(self, impl: Any) -> None:
-            self.moe_kernel = SimpleNamespace(impl=impl)
+    class Method:
+        def __init__(self, impl: Any, **facts: Any) -> None:
+            self.moe_kernel, self.experts_cls = SimpleNamespace(impl=impl), type(impl.fused_experts)
+            vars(self).update(facts)
 
         def process_weights_after_loading(self, layer: Any) -> None:
-            for name in ("w13_weight", "w13_weight_scale", "w13_bias", "w2_weight", "w2_weight_scale", "w2_bias"):
+            for name, _ in list(layer.named_parameters()):
                 delattr(layer, name)
 
     place = "vllm.model_executor.layers"
-    _module(monkeypatch, f"{place}.quantization.mxfp4", GptOssMxfp4MoEMethod=GptOssMxfp4MoEMethod)
+    members = {name: vars(Method)[name] for name in ("__init__", "process_weights_after_loading")}
+    for name, (module, *_) in vllm_w4_experts.METHODS.items():
+        _module(monkeypatch, f"{place}.quantization.{module}", **{name: type(name, (), dict(members))})
     kinds = {kind.__name__: kind for kind in (FusedMoEKernelModularImpl, FusedMoEKernelMonolithicImpl)}
     return _module(monkeypatch, f"{place}.fused_moe.modular_kernel", **kinds)
 

@@ -1,4 +1,6 @@
-"""gpt-oss's mixtures in vLLM: their experts are converted before vLLM converts them, and served where rows hold."""
+"""vLLM's mixtures with weights of four bits: experts are converted before vLLM converts them, and served where rows
+hold.
+"""
 
 import sys
 from pathlib import Path
@@ -8,13 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from tests.cpu.operations.test_four_bit_weights import AWQ_COLUMNS, words
 from tests.cpu.serving.test_patch_gpt_oss import EXPERTS, HIDDEN, INNER, TOPK, X, mlp_of_mxfp4, rows
 from tests.support.fakes.servers import install_vllm, install_vllm_int4, install_vllm_mixtures
+from tests.support.linear_layers import record
+from tritongemm.core.group_rows import Groups
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
-from tritongemm.integrations import int4_layers, loaded_model, vllm
+from tritongemm.integrations import int4_layers, loaded_model, vllm, vllm_w4_experts
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -89,12 +98,76 @@ def test_mixtures_with_rows_are_served(
     others = [call(3), call(6, "silu"), call(6, expert_map=torch.zeros(1)), call(6, apply_router_weight_on_input=True)]
     assert all(bool((one == 9).all()) for one in others)
     unread = loaded(method, getattr(modular, f"FusedMoEKernel{suffix}Impl")(prepare, experts), False)
-    assert loaded_model.describe(unread).endswith("itself computes 1 of mxfp4 that is not as it is known")
+    assert loaded_model.describe(unread).endswith("itself computes 1 of four bits that is not as it is known")
     monkeypatch.setattr(int4_layers, "has_room", lambda weight, needed: False)
     left = loaded(method, getattr(modular, f"FusedMoEKernel{suffix}Impl")(prepare, experts))
     assert loaded_model.describe(left).endswith(
         "computes 1 of four bits that would leave less than half of the GPU's memory"
     )
+
+
+NAMES: dict[str, Any] = {  # facts of each class, and the names of a weight, its factors and zero points
+    "CompressedTensorsWNA16MarlinMoEMethod": (
+        {"num_bits": 4, "actorder": None, "symmetric": False}, "weight_packed", "weight_scale", "weight_zero_point"
+    ),
+    "AutoGPTQMoEMethod": (
+        {"quant_config": SimpleNamespace(desc_act=False, quant_type=SimpleNamespace(size_bits=4))}, "qweight", "scales"
+    ),
+    "AutoAWQMoEMethod": ({"quant_config": SimpleNamespace(zero_point=True)}, "qweight", "scales", "qzeros"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_of_int4_are_served(
+    name: str, tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts, *names = NAMES[name]
+    asked, extents = [], ((2 * INNER, HIDDEN), (HIDDEN, INNER))
+
+    def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:
+        asked.append(operands)
+        return MIXTURE.fallback(MIXTURE.check(operands))
+
+    monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
+    of_zeros = "_zeros" * (len(names) > 2)
+    operands = matrices("bf16", "int4", "bf16", layout="TN", order="halves_32")
+    plain = [Problem(12, n, k, *operands, groups=Groups(EXPERTS)) for n, k in extents]
+    table = [record(registry.get(Family, "a16w4").problem(one, f"weight_32{of_zeros}")) for one in plain]
+    file = tmp_path / "tuned.yaml"
+    file.write_text(results_format().write(table), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
+    modular = install_vllm_mixtures(monkeypatch)
+    vllm.register()
+    layer, exact, random = nn.Module(), [], torch.Generator().manual_seed(4)
+    for of, (n, k) in zip(("w13", "w2"), extents, strict=True):
+        numbers = torch.randint(0, 16, (EXPERTS, k, n), generator=random)
+        scales = torch.rand(EXPERTS, k // 32, n, generator=random).bfloat16()
+        zeros = torch.randint(0, 16, scales.shape, generator=random) if of_zeros else torch.full(scales.shape, 8)
+        exact.append((numbers - zeros.repeat_interleave(32, 1)) * scales.double().repeat_interleave(32, 1))
+        places = AWQ_COLUMNS if name == "AutoAWQMoEMethod" else list(range(8))
+        by_columns = [words(one.unflatten(-1, (-1, 8))[..., places]) for one in (numbers, zeros)]
+        weight = by_columns[0] if places is AWQ_COLUMNS else words(numbers.unflatten(1, (-1, 8)).mT)
+        for stored, tensor in zip(names, (weight, scales, by_columns[1]), strict=False):
+            layer.register_parameter(f"{of}_{stored}", nn.Parameter(tensor, requires_grad=False))
+    experts = kind("MarlinExperts", quant_config=SimpleNamespace())
+    impl = modular.FusedMoEKernelModularImpl(kind("MoEPrepareAndFinalizeNoDPEPModular"), experts)
+    place = f"vllm.model_executor.layers.quantization.{vllm_w4_experts.METHODS[name][0]}"
+    layer.quant_method = getattr(sys.modules[place], name)(impl, **facts)
+    layer.quant_method.process_weights_after_loading(layer)
+    assert layer.tritongemm_w4_left == ""
+    weights, ids = torch.rand(6, TOPK, generator=random), torch.arange(12).view(6, TOPK) % EXPERTS
+    h = torch.einsum("th,tehn->ten", TOKENS.double(), exact[0][ids])
+    h = functional.silu(h[..., :INNER]) * h[..., INNER:]
+    wanted = (torch.einsum("ten,tenh->teh", h, exact[1][ids]) * weights.double()[..., None]).sum(1)
+
+    def call(rows: int, activation: str = "silu", **more: Any) -> Any:
+        given = {"w1": None, "w2": None, "activation": SimpleNamespace(value=activation), **more}
+        given |= {"topk_weights": weights[:rows], "topk_ids": ids[:rows].int()}
+        return impl.apply(hidden_states=TOKENS[:rows], **given)
+
+    assert deviation(call(6), wanted) < 2e-2 and asked[0].order == "halves_32"
+    assert all(bool((one == 9).all()) for one in (call(6, "gelu"), call(6, expert_map=torch.zeros(1))))
 
 
 def test_experts_of_other_packings_are_counted() -> None:

@@ -1,0 +1,216 @@
+"""Serves vLLM's mixtures with weights of four bits where tuned rows hold for both products of a call, else by vLLM's
+kernels: gpt-oss's (mxfp4), and those of int4 that Marlin computes (GPTQ, AWQ, compressed-tensors).
+
+vLLM converts the experts' weights for its kernels when a model is loaded. Before that they are converted for their
+rows, and kept beside vLLM's, as long as half of the GPU's memory stays free.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tritongemm.core.errors import InputError
+from tritongemm.integrations import int4_layers
+from tritongemm.integrations.process import attribute, guarded, plain, replace
+from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_gptq
+from tritongemm.operations.mixture import MixtureOperands
+from tritongemm.serving import server_calls
+from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, pack_experts, pack_int4_experts
+
+SERVED: Final = "mixture of four bits"
+_PLACE: Final = "vllm.model_executor.layers.quantization"
+_EXPERTS: Final = ("MarlinExperts", "OAITritonExperts", "OAITritonMxfp4ExpertsMonolithic")
+_PREPARES: Final = ("MoEPrepareAndFinalizeNoDPEPModular", "MoEPrepareAndFinalizeNoDPEPMonolithic")
+_KEPT: Final = "tritongemm_experts"  # attribute of what computes a layer: its weights
+_BIAS: Final = "w2_bias_of_checkpoint"  # buffer, as vLLM may pad and permute its own
+_GATE: Final = {"gemm1_clamp_limit": 7.0, "gemm1_alpha": 1.702, "gemm1_beta": 1.0}
+_INTERLEAVED: Final = "swigluoai"
+_OURS: Final = {_INTERLEAVED: "clamped_swiglu", "silu": "silu"}  # of vLLM's activations
+
+
+_Pack: TypeAlias = "partial[PackedWeight]"  # of a checkpoint's tensors, the weight first, for a type and an order
+
+
+class _Kept(NamedTuple):
+    """The layer that has a mixture's converted weights as its buffers, their order, and its activation."""
+
+    layer: Any
+    order: str
+    activation: str
+
+
+def hook(name: str) -> None:
+    """Convert experts before vLLM does, and serve them. A second call does nothing.
+
+    Args:
+        name: one of `METHODS`, the class of what loads and computes a layer.
+
+    Raises:
+        AttributeError, ImportError: vLLM has not what is wrapped.
+    """
+    from vllm.model_executor.layers.fused_moe import modular_kernel
+
+    method = getattr(importlib.import_module(f"{_PLACE}.{METHODS[name][0]}"), name)
+    load = method.process_weights_after_loading
+    if load.__module__ == __name__:
+        return
+    convert: Callable[..., Converted | str | None] = guarded("vLLM", SERVED, METHODS[name][1])
+
+    @wraps(load)
+    def loaded(own: Any, layer: Any) -> None:
+        found = convert(own, layer)
+        load(own, layer)
+        kernel = attribute(attribute(own, "moe_kernel"), "impl")
+        if isinstance(found, Converted) and kernel is not None:
+            for buffer, tensor in found.tensors.items():
+                layer.register_buffer(buffer, tensor, persistent=False)
+            setattr(kernel, _KEPT, _Kept(layer, found.order, METHODS[name][2]))
+        unknown = "" if attribute(kernel, _KEPT) else "of four bits that is not as it is known"
+        setattr(layer, int4_layers.LEFT, found if isinstance(found, str) else unknown)
+
+    loaded.__module__ = __name__
+    for kind in ("FusedMoEKernelModularImpl", "FusedMoEKernelMonolithicImpl"):
+        _serve(getattr(modular_kernel, kind))
+    method.process_weights_after_loading = loaded
+
+
+def _serve(kind: Any) -> None:
+    """Put a hook before the method of one of the classes that compute a layer, once."""
+
+    def read(own: Any, kernel: Any, *arguments: Any, **named: Any) -> Any:
+        operands = None if arguments or attribute(kernel, _KEPT) is None else _operands(kernel, named)
+        if operands is None:
+            return None
+        logits = named.get("router_logits")
+
+        def compute(given: MixtureOperands) -> Tensor:
+            changed: dict[str, Tensor] = {"hidden_states": given.x}
+            if logits is None:
+                changed["topk_ids"] = given.topk_ids
+            elif given is not operands:  # experts that were chosen for a race
+                changed["router_logits"] = torch.zeros_like(logits).scatter_(1, given.topk_ids.long(), 1.0)
+            result: Tensor = own(**changed)
+            return result
+
+        route = None if logits is None else partial(_route, logits, operands.topk_ids.shape[1])
+        return partial(server_calls.mixture_or, operands, compute, 1.0, route)
+
+    if _KEPT not in vars(kind):
+        setattr(kind, _KEPT, None)
+        replace("vLLM", SERVED, {kind: "apply"}, read)
+
+
+def _convert_mxfp4(method: Any, layer: Any) -> Converted | str:
+    """Return the experts' weights for their rows, or why they are not served."""
+    w1, w1_scale, w2, w2_scale = _parameters(layer, "w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    w1_bias, w2_bias = (plain(attribute(layer, name)) for name in ("w13_bias", "w2_bias"))
+    if not int4_layers.has_room(w1, sum(one.nbytes for one in (w1, w1_scale, w2, w2_scale))):
+        return int4_layers.NO_ROOM
+    try:
+        found = pack_experts(default_dispatcher().packed_weights, (w1, w1_scale, w1_bias), (w2, w2_scale))
+    except InputError as error:
+        return f"of mxfp4 that is refused: {error}"
+    if w2_bias is not None:
+        layer.register_buffer(_BIAS, w2_bias.clone(), persistent=False)
+    return f"with {found}" if isinstance(found, str) else found
+
+
+def _convert_int4(read: Callable[[Any, Any], list[_Pack] | str], method: Any, layer: Any) -> Converted | str:
+    """Return the same of experts of int4, which `read` packs."""
+    if method.experts_cls.__name__ not in _EXPERTS:
+        return f"of {method.experts_cls.__name__}"
+    if any(attribute(layer, name) is not None for name in ("w13_bias", "w2_bias")):
+        return "of int4 with biases"
+    packs = read(method, layer)
+    if isinstance(packs, str):
+        return packs
+    weights = [pack.args[0] for pack in packs]
+    if not int4_layers.has_room(weights[0], sum(one.nbytes for one in weights)):
+        return int4_layers.NO_ROOM
+    try:
+        found = pack_int4_experts(default_dispatcher().packed_weights, packs)
+    except InputError as error:
+        return f"of int4 that is refused: {error}"
+    return f"with {found}" if isinstance(found, str) else found
+
+
+def _read_compressed(method: Any, layer: Any) -> list[_Pack] | str:
+    """Return what packs gate and up, and down, for activations of a type and in an order; or why nothing can."""
+    if method.num_bits != 4 or method.actorder == "group":
+        return f"of int{method.num_bits}{' with actorder' if method.actorder else ''}"
+    names = ("weight_packed", "weight_scale", *(() if method.symmetric else ("weight_zero_point",)))
+    return [
+        partial(pack_gptq, *_parameters(layer, *(f"{of}_{name}" for name in names)), checkpoint_format="gptq_v2")
+        for of in ("w13", "w2")
+    ]
+
+
+def _read_gptq(method: Any, layer: Any) -> list[_Pack] | str:
+    config = method.quant_config
+    if config.quant_type.size_bits != 4 or config.desc_act:
+        return f"of int{config.quant_type.size_bits}{' with desc_act' if config.desc_act else ''}"
+    return [partial(pack_gptq, *_parameters(layer, f"{of}_qweight", f"{of}_scales")) for of in ("w13", "w2")]
+
+
+def _read_awq(method: Any, layer: Any) -> list[_Pack] | str:
+    if not method.quant_config.zero_point:
+        return "of AWQ without zero points"
+    names = ("qweight", "scales", "qzeros")
+    return [partial(pack_awq, *_parameters(layer, *(f"{of}_{name}" for name in names))) for of in ("w13", "w2")]
+
+
+def _parameters(layer: Any, *names: str) -> list[Tensor]:
+    return [plain(getattr(layer, name)).detach() for name in names]
+
+
+# Of classes of what loads a layer: their module, what converts its weights, and its activation by vLLM's name.
+METHODS: Final[dict[str, tuple[str, Callable[..., Any], str]]] = {
+    "GptOssMxfp4MoEMethod": ("mxfp4", _convert_mxfp4, _INTERLEAVED),
+    "CompressedTensorsWNA16MarlinMoEMethod": (
+        "compressed_tensors.compressed_tensors_moe.compressed_tensors_moe_wna16_marlin",
+        partial(_convert_int4, _read_compressed),
+        "silu",
+    ),
+    "AutoGPTQMoEMethod": ("auto_gptq", partial(_convert_int4, _read_gptq), "silu"),
+    "AutoAWQMoEMethod": ("auto_awq", partial(_convert_int4, _read_awq), "silu"),
+}
+
+
+def _route(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """Return the weights and ids of each token's experts, as gpt-oss chooses them."""
+    values, ids = logits.float().topk(topk)
+    return values.softmax(-1), ids.int()
+
+
+def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
+    """Return what `fused_moe` would be given for a call; None where it does not compute this kind of mixture."""
+    experts, x = kernel.fused_experts, named["hidden_states"]
+    layer, order, activation = attribute(kernel, _KEPT)
+    logits = named.get("router_logits")
+    config, gate = experts.quant_config, _GATE if activation == _INTERLEAVED else dict.fromkeys(_GATE)
+    if (
+        type(experts).__name__ not in _EXPERTS
+        or type(kernel.prepare_finalize).__name__ not in _PREPARES
+        or named["activation"].value != activation
+        or named.get("expert_map") is not None
+        or named.get("apply_router_weight_on_input")
+        or attribute(experts, "_lora_context") is not None
+        or any(attribute(config, name, usual) not in (None, usual) for name, usual in gate.items())
+        or (logits is not None and not experts.renormalize)
+    ):
+        return None
+    w1, w1_scale, w1_bias, w2, w2_scale = (attribute(layer, name) for name in OF_EXPERTS)
+    if x.dim() != 2 or x.shape[1] != 2 * w1.shape[2] or (w1_scale.is_floating_point() and w1_scale.dtype != x.dtype):
+        return None
+    routing = (named["topk_weights"], named["topk_ids"]) if logits is None else _route(logits, experts.topk)
+    return MixtureOperands(
+        x, w1, w2, *routing, _OURS[activation], w1_scale, w2_scale, w1_bias=w1_bias, w2_bias=attribute(layer, _BIAS),
+        keep_activations=True, order=order,
+    )  # fmt: skip

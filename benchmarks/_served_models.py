@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritongemm.serving import served_experts, served_fp8
+from tritongemm.serving import served_layers
 
 _LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
 # By name: the class of transformers without its ending, and the widths of Llama 3 8B, Qwen 2.5 7B, Qwen 3 30B-A3B and
@@ -62,7 +62,7 @@ def to_fp8(model: Any) -> Any:
     config = FineGrainedFP8Config(weight_block_size=(BLOCK, BLOCK))
     finegrained_fp8.replace_with_fp8_linear(twin, modules_to_not_convert=["lm_head"], quantization_config=config)
     for name, module in twin.named_modules():
-        if served_fp8.is_fp8_layer(module):
+        if served_layers.is_fp8_layer(module):
             pairs = [("weight", "weight_scale_inv")]
         elif type(module).__name__ == "FP8Experts":
             pairs = [(part, f"{part}_scale_inv") for part in ("gate_up_proj", "down_proj")]
@@ -94,16 +94,16 @@ def serve_all(model: nn.Module) -> None:
     So they run where transformers' own kernels are missing, and a capture sees them.
     """
     for module in model.modules():
-        if served_fp8.is_fp8_layer(module):
-            module.__class__ = served_fp8.served_class()
-        elif served_experts.is_mixture(module):
-            module.__class__ = served_experts.served_class(type(module))
+        if served_layers.is_fp8_layer(module):
+            module.__class__ = served_layers.served_class(served_layers.ServedFP8Linear, type(module))
+        elif served_layers.is_mixture(module):
+            module.__class__ = served_layers.served_class(served_layers.ServedExperts, type(module))
 
 
 def restore(model: nn.Module) -> None:
     """Undo `serve_all`."""
     for module in model.modules():
-        if isinstance(module, served_experts.ServedExperts):
+        if isinstance(module, served_layers.ServedExperts):
             module.__class__ = type(module).__mro__[2]
-        elif type(module).__name__ == served_fp8.SERVED:
+        elif isinstance(module, served_layers.ServedFP8Linear):
             module.__class__ = type(module).__mro__[1]

@@ -17,7 +17,7 @@ from tritongemm.core.record import Record
 from tritongemm.hip_ext import machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import served_experts, served_fp8
+from tritongemm.serving import served_layers
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.workloads.sibling_layers import saved_seconds
 
@@ -52,7 +52,7 @@ def predict_saved(
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     fp8: dict[tuple[int, int, str], list[Any]] = {}
     for name, layer in linear.items():
-        if type(layer).__name__ == served_fp8.SERVED:
+        if isinstance(layer, served_layers.ServedFP8Linear):
             of_same = fp8.setdefault((*layer.weight.shape, _bias(layer.bias)), [])
             of_same.append(plain.get_submodule(name))
         elif layer.weight.element_size() > 1:
@@ -81,7 +81,7 @@ def _saved_by_experts(model: Any, plain: Any, m: int, find: Callable[[Problem], 
     saved, chosen = 0.0, getattr(model.config, "num_experts_per_tok", 0)
     mixtures: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, served_experts.ServedExperts):
+        if isinstance(module, served_layers.ServedExperts):
             for part in ("gate_up_proj", "down_proj"):
                 pair = getattr(module, part), getattr(plain.get_submodule(name), part)
                 mixtures.setdefault(tuple(pair[0].shape), []).append(pair)

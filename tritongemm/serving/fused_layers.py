@@ -6,7 +6,6 @@ Gate and up of an MLP with their activation are one kernel; output and down proj
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -21,6 +20,7 @@ from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.added_operations import linear_act, linear_add
 from tritongemm.serving.api import mm
 from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.served_layers import ServedModule, served_class
 
 _DTYPES: Final = (torch.bfloat16, torch.float16)  # float32 has a precision that may change from call to call
 _PLAIN: Final = (Tensor, nn.Parameter)
@@ -90,25 +90,6 @@ class _Beside:
         return _nothing, ()
 
 
-class _Served(nn.Module):  # type: ignore[misc]
-    """A module whose class `patch` changed to one of two: of this, and the one that it had."""
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return how the class is made again."""
-        return _restore, type(self).__bases__, self.__dict__
-
-
-@cache
-def _served_class(served: Any, base: Any) -> Any:
-    return type(f"Served{base.__name__.removeprefix('Served')}", (served, base), {"__doc__": base.__doc__})
-
-
-def _restore(served: Any, base: Any) -> nn.Module:
-    kind = _served_class(served, base)
-    made: nn.Module = kind.__new__(kind)
-    return made
-
-
 class GatedLayers(_Beside):
     """Gate and up of an MLP as one weight, which is held beside theirs."""
 
@@ -132,7 +113,7 @@ class GatedLayers(_Beside):
         return linear_act(x, self.weight, self._act, self.bias)
 
 
-class ServedMlp(_Served):
+class ServedMlp(ServedModule):
     """An MLP whose gate, up and activation are one kernel where a row says so; `patch` gives it a class of this."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -150,7 +131,7 @@ def serve_gates(model: nn.Module) -> dict[str, tuple[nn.Module, type[nn.Module]]
         if _is_gated(module) and _has_gated_rows(module):
             former: Any = type(module)
             served[name] = module, former
-            module._gated, module.__class__ = GatedLayers(module), _served_class(ServedMlp, former)
+            module._gated, module.__class__ = GatedLayers(module), served_class(ServedMlp, former)
     return served
 
 
@@ -273,7 +254,7 @@ for _name in ("mul", "rmul", "sub", "rsub", "truediv", "matmul", "neg", "getitem
     setattr(WaitingProduct, f"__{_name}__", _pass_on(f"__{_name}__"))
 
 
-class SummedLinear(_Served):
+class SummedLinear(ServedModule):
     """A served linear layer of a `ServedDecoderLayer`, which adds the residual to its product."""
 
     def forward(self, input: Tensor) -> Any:
@@ -290,7 +271,7 @@ class _DecoderSums(_Beside):
         self.layers, self.between = tuple(layers.values()), (*layers, *between)
 
 
-class ServedDecoderLayer(_Served):
+class ServedDecoderLayer(ServedModule):
     """A decoder layer whose residuals are added by output and down projections; `patch` gives it a class of this."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
@@ -317,10 +298,10 @@ def serve_residuals(model: nn.Module, linear: Mapping[str, nn.Linear]) -> dict[s
             continue
         for layer, summed in found.items():
             former: Any = type(layer)
-            layer._summed, layer.__class__ = summed, _served_class(SummedLinear, former)
+            layer._summed, layer.__class__ = summed, served_class(SummedLinear, former)
         former = type(module)
         served[name] = module, former
-        module._sums, module.__class__ = _DecoderSums(found, parts), _served_class(ServedDecoderLayer, former)
+        module._sums, module.__class__ = _DecoderSums(found, parts), served_class(ServedDecoderLayer, former)
     return served
 
 

@@ -4,18 +4,19 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from tritongemm.core.record import Record
 from tritongemm.operations.served_problems import is_layer
-from tritongemm.serving import served_experts, served_fp8, served_w4
+from tritongemm.serving import served_layers, served_w4
 from tritongemm.serving.api import load, mm
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
-from tritongemm.serving.fused_layers import ServedDecoderLayer, ServedMlp, serve_gates, serve_residuals
+from tritongemm.serving.fused_layers import serve_gates, serve_residuals
 from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_joinable
+from tritongemm.serving.served_layers import ServedExperts, ServedFP8Linear, ServedModule, served_class
 
 _compiling = torch.compiler.is_compiling
 _Kind: TypeAlias = "type[nn.Module] | served_w4.Converted"  # the class that a layer is given, or its converted weight
@@ -69,7 +70,7 @@ class Patch:
         linear = {name: module for name, (module, _) in layers.items() if isinstance(module, ServedLinear)}
         self._layers, self.left = dict(layers), dict(left)
         self._groups = {} if joined_in is None else _join_layers(joined_in, linear)
-        experts = served_experts.ServedExperts | served_w4.ServedGptOssExperts
+        experts = ServedExperts | served_w4.ServedGptOssExperts
         mixtures = any(issubclass(type(layer), experts) for layer, _ in layers.values())
         self._kinds = "linear layers and mixtures of experts" if mixtures else "linear layers"
         fused_in = None if invariant else joined_in
@@ -88,7 +89,7 @@ class Patch:
             layer.__class__ = former
             for name in ("_part", "_gated", "_summed", "_sums"):
                 layer.__dict__.pop(name, None)
-            served_fp8.forget_unquantized(layer)
+            served_layers.forget_unquantized(layer)
             served_w4.forget(layer)
         for group in self._groups.values():
             group.separate()
@@ -197,8 +198,8 @@ def patch(
             served_w4.serve(module, made)
         else:
             module.__class__ = made
-        if keep_unquantized and type(module).__name__ == served_fp8.SERVED:
-            served_fp8.keep_unquantized(module)
+        if keep_unquantized and isinstance(module, ServedFP8Linear):
+            served_layers.keep_unquantized(module)
     return Patch(served, left, model if join else None, invariant)
 
 
@@ -206,15 +207,17 @@ def _find_kind(
     module: nn.Module, dispatcher: Dispatcher, invariant: bool
 ) -> type[nn.Module] | served_w4.Converted | str | None:
     """Return the class that a layer is given, or its weight of four bits, or why it is not served; None of no layer."""
-    former = type(module)
-    if isinstance(module, served_experts.ServedExperts | served_w4.ServedFourBits):
+    former: Any = type(module)
+    if isinstance(module, ServedExperts | served_w4.ServedFourBits):
         return "served already"
     if served_w4.is_four_bit_layer(module):
         return served_w4.convert(module, dispatcher.packed_weights)
-    if served_fp8.is_fp8_layer(module):
-        return served_fp8.why_left(module, dispatcher.scaled_weights) or served_fp8.served_class()
-    if served_experts.is_mixture(module):
-        return served_experts.why_left(module, dispatcher.expert_weights) or served_experts.served_class(former)
+    if served_layers.is_fp8_layer(module):
+        left = served_layers.why_fp8_left(module, dispatcher.scaled_weights)
+        return left or served_class(ServedFP8Linear, former)
+    if served_layers.is_mixture(module):
+        left = served_layers.why_mixture_left(module, dispatcher.expert_weights)
+        return left or served_class(ServedExperts, former)
     if isinstance(module, nn.Linear) or "Linear" in former.__name__:
         return _why_left(module, dispatcher, invariant) or ServedLinear
     return None
@@ -249,8 +252,7 @@ def _why_idle(layer: nn.Module) -> str:
 
 
 def _is_served(kind: type[nn.Module]) -> bool:
-    served = ServedLinear | ServedMlp | ServedDecoderLayer | served_experts.ServedExperts | served_w4.ServedFourBits
-    return issubclass(kind, served) or kind.__name__ == served_fp8.SERVED
+    return issubclass(kind, ServedLinear | ServedModule)
 
 
 def _why_left(module: nn.Module, dispatcher: Dispatcher, invariant: bool) -> str:

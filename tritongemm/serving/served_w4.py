@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from inspect import signature
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,6 +22,7 @@ from tritongemm.operations.four_bit_weights import (
 from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving import added_operations, mixtures
+from tritongemm.serving.served_layers import ServedModule, served_class
 from tritongemm.workloads.capturing import session
 
 _Rows: TypeAlias = "Mapping[tuple[Any, ...], int]"  # how many have a weight's extents and B
@@ -243,12 +243,8 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
         return pack_compressed_tensors(*given, dtype=dtype, order=order)
 
 
-class ServedFourBits(nn.Module):  # type: ignore[misc]
-    """A layer with a weight of four bits that tuned kernels compute; `patch` gives a module a class of this."""
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return what makes copies and pickles, which are served too, of the class that the module had."""
-        return _restore, (type(self).__bases__[1],), self.__dict__
+class ServedFourBits(ServedModule):
+    """A layer with a weight of four bits that tuned kernels compute."""
 
 
 class ServedInt4Linear(ServedFourBits):
@@ -286,7 +282,7 @@ class ServedGptOssExperts(ServedFourBits):
 def serve(module: Any, converted: Converted) -> None:
     """Have a layer be computed by tuned kernels; its own weight stays, for `forget` and for state dicts."""
     kind: Any = type(module)
-    module.__class__ = served_class(kind)
+    module.__class__ = served_class(ServedGptOssExperts if _format(kind) == _EXPERTS else ServedInt4Linear, kind)
     for name, tensor in converted.tensors.items():
         module.register_buffer(name, tensor, persistent=False)
     module.w4_order = converted.order
@@ -297,16 +293,3 @@ def forget(module: nn.Module) -> None:
     for name in (WEIGHT, SCALE, *OF_EXPERTS, "w4_order"):
         if hasattr(module, name):
             delattr(module, name)
-
-
-def _restore(base: Any) -> nn.Module:
-    kind: Any = served_class(base)
-    made: nn.Module = kind.__new__(kind)
-    return made
-
-
-@cache
-def served_class(base: Any) -> Any:
-    """Return the class that `patch` gives a layer of a class."""
-    served = ServedGptOssExperts if _format(base) == _EXPERTS else ServedInt4Linear
-    return type(f"Served{base.__name__}", (served, base), {"__doc__": base.__doc__})

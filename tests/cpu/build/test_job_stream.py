@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.job_stream import JobStream
+from tritongemm.build.pool import JobStream
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 

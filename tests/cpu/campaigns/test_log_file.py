@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import line, trace
-from tritongemm.campaigns import log_file, logged_calls
+from tritongemm.campaigns import log_file, workload
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 from tritongemm.core.errors import InputError
@@ -166,6 +166,6 @@ def test_a_pipe_is_read_once_and_used_twice(tmp_path: Path) -> None:
 
 
 def test_more_calls_than_are_kept(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logged_calls, "MOST_CALLS", 2)
+    monkeypatch.setattr(workload, "MOST_CALLS", 2)
     with pytest.raises(InputError, match=r"job\.log holds more than 2 different GEMMs; name a log of a shorter"):
         read(log, TEXT.encode())

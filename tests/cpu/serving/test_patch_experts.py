@@ -18,7 +18,7 @@ from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import served_experts
+from tritongemm.serving import served_layers
 from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("unloaded")
@@ -96,7 +96,7 @@ def test_experts_with_rows_are_served_until_that_is_undone() -> None:
     torch.save(model, saved)
     saved.seek(0)
     for again in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
-        assert isinstance(again["fp8"], served_experts.ServedExperts)
+        assert isinstance(again["fp8"], served_layers.ServedExperts)
         for name in ("bf16", "fp8"):
             assert torch.equal(again[name](*given), model[name](*given))
     with patched.paused():

@@ -16,7 +16,7 @@ from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving import served_fp8
+from tritongemm.serving import served_layers
 
 pytestmark = pytest.mark.usefixtures("unloaded")
 
@@ -79,7 +79,7 @@ def test_layers_with_a_row_are_served_until_that_is_undone() -> None:
         served = model.up(x)
         assert verify.deviation(served.view(10, -1), exact(model.up, x.view(10, -1))) < 0.2
         copied = copy.deepcopy(model)
-        assert type(copied.up) is served_fp8.served_class()
+        assert isinstance(copied.up, served_layers.ServedFP8Linear)
         assert torch.equal(copied(x), model(x))
         saved = io.BytesIO()
         torch.save(model, saved)

@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers, served: their tokens go through `fused_moe`; nothing else of them changes."""
+"""Layers of transformers, served: mixtures of experts by `fused_moe`, fine-grained fp8 layers by `linear_fp8`."""
 
 from functools import cache
 from typing import Any, Final
@@ -7,18 +7,42 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, SCALED_BLOCK
-from tritongemm.operations.factors import find_scalings, products_with
+from tritongemm.operations.factors import find_scalings, products_with, spread
 from tritongemm.operations.served_problems import ExpertWeights
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving import mixtures
+from tritongemm.serving import linear_fp8, mixtures
 
 _FP8 = "transformers.integrations.finegrained_fp8"
 _ACTIVATIONS: Final = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu"}  # by transformers' classes
 _USUAL: Final = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True,
                  "has_post_expert_norm": False}  # fmt: skip
 _GATES: Final = ("swiglu_alpha", "limit", "gate_softcap")  # of its fp8 experts, which change what a gate does
+
+
+class ServedModule(nn.Module):  # type: ignore[misc]
+    """A module whose class `patch` changed to one of two: a class of this, and the one that it had.
+
+    Copies and pickles are served too.
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return how the class is made again."""
+        return _restore, type(self).__bases__, self.__dict__
+
+
+@cache
+def served_class(served: Any, base: Any) -> Any:
+    """Return the class that `patch` gives a module of a class."""
+    return type(f"Served{base.__name__.removeprefix('Served')}", (served, base), {"__doc__": base.__doc__})
+
+
+def _restore(served: Any, base: Any) -> nn.Module:
+    kind = served_class(served, base)
+    made: nn.Module = kind.__new__(kind)
+    return made
 
 
 def is_mixture(module: nn.Module) -> bool:
@@ -28,7 +52,7 @@ def is_mixture(module: nn.Module) -> bool:
     return kind.__module__.startswith("transformers.") and all(w is not None and w.dim() == 3 for w in weights)
 
 
-def why_left(module: Any, known: frozenset[ExpertWeights]) -> str:
+def why_mixture_left(module: Any, known: frozenset[ExpertWeights]) -> str:
     """Return why the experts of a layer are not served; "" where they can be."""
     if "forward" in vars(module):
         return "another library replaced its forward"
@@ -77,7 +101,7 @@ def _is_in_blocks(module: Any) -> bool:
     )
 
 
-class ServedExperts(nn.Module):  # type: ignore[misc]
+class ServedExperts(ServedModule):
     """The experts of a layer, computed by `fused_moe`; `patch` makes it of a module by giving it a class of this."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -93,28 +117,84 @@ class ServedExperts(nn.Module):  # type: ignore[misc]
             _ACTIVATIONS[type(self.act_fn).__name__], *(None if scale is None else scale.detach() for scale in scales),
         )  # fmt: skip
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return the copies and pickles are served too: their class is made again of the one that the module had."""
-        return _restore, (type(self).__mro__[2],), self.__dict__
-
 
 def _is_cast(x: Tensor) -> bool:
     """Return whether autocast would change the types."""
     return bool(torch.is_autocast_enabled(x.device.type))
 
 
-def _restore(base: type[nn.Module]) -> nn.Module:
-    kind: Any = served_class(base)
-    made: nn.Module = kind.__new__(kind)
-    return made
+_WEIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+UNQUANTIZED = "weight_unquantized"  # a buffer that no state dict has
 
 
-def served_class(base: Any) -> type[nn.Module]:
-    """Return the class that `patch` gives the experts of a layer of a class."""
-    made: type[nn.Module] = _make_class(base)
-    return made
+def is_fp8_layer(module: nn.Module) -> bool:
+    """Return whether a module is of transformers' class for fp8 linear layers, and of no class derived from it."""
+    kind = type(module)
+    return kind.__module__ == _FP8 and kind.__qualname__ == "FP8Linear"
 
 
-@cache
-def _make_class(base: Any) -> Any:
-    return type(f"Served{base.__name__}", (ServedExperts, base), {"__doc__": base.__doc__})
+def why_fp8_left(module: Any, weights: frozenset[tuple[int, int]]) -> str:
+    """Return why an fp8 layer is not served; "" where it can be. Its factors are read once, waiting for the GPU."""
+    if "forward" in vars(module):
+        return "another library replaced its forward"
+    weight, scale = module.weight, module.weight_scale_inv
+    if type(weight) is not nn.Parameter or weight.dtype not in _WEIGHTS:
+        return f"its weight is {weight.dtype}"
+    if module.activation_scheme != "dynamic":
+        return f"its activations have a {module.activation_scheme} factor"
+    n, k = weight.shape
+    if (n, k) not in weights:
+        return f"no row with scales for N={n}, K={k}"
+    if not any(found.depth == SCALED_BLOCK for found in find_scalings(scale, n, k)):
+        return f"its factors are {scale.dtype} {tuple(scale.shape)}, not float32 for {SCALED_BLOCK} x {SCALED_BLOCK}"
+    if scale.device.type != "meta" and not bool(torch.isfinite(scale.detach()).all()):
+        raise InputError(f"factors of a layer with N={n}, K={k} are NaN or infinite: load its weights before patching")
+    return ""
+
+
+class ServedFP8Linear(ServedModule):
+    """A fine-grained fp8 layer, computed by `linear_fp8`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's result: by our kernels, or as transformers computes it where a gradient is wanted.
+
+        It is transformers' too where weights were dequantised since, or types are changed to ones that we have not.
+        """
+        wanted = torch.is_grad_enabled() and input.requires_grad
+        if wanted or input.dtype not in _INPUTS or not _is_as_patched(self):
+            result: Tensor = super().forward(input)
+            return result
+        if not input.numel():
+            return input.new_empty((*input.shape[:-1], self.weight.shape[0]))
+        scale, bias, kept = self.weight_scale_inv.detach(), self.bias, self._buffers.get(UNQUANTIZED)
+        added = None if bias is None else bias.detach().to(input.dtype)
+        unquantized = kept if kept is not None and kept.dtype == input.dtype else None
+        return linear_fp8.linear_fp8(input, self.weight.detach(), scale, added, None, unquantized)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        """Load weights; one that was kept unquantised is of others, and given up."""
+        forget_unquantized(self)
+        super()._load_from_state_dict(*args, **options)
+
+
+def _is_as_patched(module: Any) -> bool:
+    return module.weight.dtype in _WEIGHTS and module.weight_scale_inv.dtype == torch.float32
+
+
+def keep_unquantized(module: Any) -> None:
+    """Keep a layer's weight without quantisation too, where rows say that it is the faster one at some M."""
+    n, k = module.weight.shape
+    dtype = linear_fp8.losing_type(module.weight.get_device(), n, k)
+    if dtype is None:
+        return
+    weight, scale = module.weight.detach(), module.weight_scale_inv.detach()
+    scaling = next(found for found in find_scalings(scale, n, k) if found.depth == SCALED_BLOCK)
+    unquantized = (weight.float() * spread(scale, scaling, n, k)).to(dtype)
+    module.register_buffer(UNQUANTIZED, unquantized, persistent=False)
+
+
+def forget_unquantized(module: nn.Module) -> None:
+    """Drop a weight that was kept without quantisation."""
+    if UNQUANTIZED in module._buffers:
+        delattr(module, UNQUANTIZED)

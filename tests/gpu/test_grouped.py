@@ -11,6 +11,7 @@ from torch.nn import functional
 import tritongemm
 from tests.gpu.test_numeric import triton
 from tests.support.linear_layers import record
+from tritongemm.build.few_expert_kernels import SCALES
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
@@ -22,6 +23,7 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.operations.grouped import GroupedOperands, grouped
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.serving.mixtures import MoeKernels
 
 COUNTS = (7, 0, 133, 1, 0, 64, 20, 3)
 CONFIGS = (
@@ -33,6 +35,8 @@ CONFIGS = (
     Config("grouped_tma", 64, 128, 128, 2, 1, 4, 3, (("per_unit", 1),)),
     Config("grouped_tma", 128, 128, 128, 4, 1, 8, 3, (("per_unit", 1),)),
     Config("grouped_tma", 64, 256, 128, 1, 1, 8, 3),
+    Config("grouped_gemv", 1, 1, 1024, 1, 1, 1, 1, (("early", 1),)),
+    Config("grouped_gemv", 1, 4, 256, 1, 1, 2, 1),
     Config("grouped_tile", 16, 64, 128, 1, 1, 4, 3),
     Config("grouped_tile", 64, 128, 64, 16, 1, 4, 2),
     Config("grouped_ws_tma", 64, 64, 128, 1, 1, 4, 8),
@@ -182,9 +186,15 @@ def close(c: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "row", "row int8", "block", "mx", "mx_shuffled", "mx fp4"])
-@pytest.mark.parametrize("tokens", [1, 77])
-def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> None:
-    """Against the same in float32, expert by expert; captured, compiled, and with ids of no expert."""
+@pytest.mark.parametrize(("tokens", "alone"), [(1, False), (77, False), (1, True), (13, True)])
+def test_a_mixture_of_experts(
+    gpu_machine: Machine, monkeypatch: pytest.MonkeyPatch, mode: str, tokens: int, alone: bool
+) -> None:
+    """Against the same in float32, expert by expert; captured, compiled, and with ids of no expert.
+
+    `alone`: by the two kernels for few tokens, where they read such weights.
+    """
+    monkeypatch.setattr(MoeKernels, "_rows_are_alone", lambda _, checked: alone and checked.mode in SCALES)
     torch.manual_seed(0)
     experts, topk, hidden, inner = 6, 3, 256, 384
     x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
@@ -218,6 +228,12 @@ def test_a_mixture_of_experts(gpu_machine: Machine, mode: str, tokens: int) -> N
     assert (compute().float() - exact).norm() / norm < limit
     compiled = torch.compile(compute)
     assert (compiled().float() - exact).norm() / norm < limit
+    if alone:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [compute() for _ in range(3)]
+        graph.replay()
+        assert all(torch.equal(one, compute()) for one in captured)
 
 
 def quantised(w: torch.Tensor, mode: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

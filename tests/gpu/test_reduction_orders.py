@@ -66,6 +66,7 @@ GROUPED = tuple(
     for template, bm, bn, warps, options in (
         ("grouped", 16, 64, 4, (("swap_ab", 1),)),
         ("grouped", 64, 64, 4, ()),
+        ("grouped_gemv", 1, 4, 2, ()),
         ("grouped_tile", 32, 64, 4, ()),
         ("grouped_tma", 64, 128, 8, ()),
         ("grouped_ws_tma", 64, 128, 4, ()),

@@ -29,6 +29,7 @@ GROUPED = (
     Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),)),
     Config("grouped_tma", 16, 32, 16, 2),
     Config("grouped_tile", 16, 64, 32, 2),
+    Config("grouped_gemv", 1, 4, 128),
     Config("grouped_ws_tma", 64, 32, 64, 4, num_warps=4, num_stages=3),  # no interpreter for this one
 )
 # Of powers of two along K, and the rows of uneven groups, two of them empty.

@@ -82,6 +82,7 @@ _GROUPED_BLOCKS = (
     Config("grouped", 32, 64, 128, 1, options=(("swap_ab", 1), ("per_unit", 2))),
     Config("grouped_tma", 32, 64, 128, 4),
     Config("grouped_tile", 16, 64, 128, 2),
+    Config("grouped_gemv", 1, 4, 256),
     Config("grouped_ws_tma", 64, 64, 128, 4, num_warps=4, num_stages=3),
 )
 CASES = {

@@ -92,7 +92,7 @@ def write(path: Path, patch: Any, lacking: str = "") -> None:
     contents = libraries.contents(*pairs, (LibraryEntry(torch_won), b""))
     patch.setattr(helpers, "compile_helpers", _compile_helpers(path.with_name("compiled"), lacking))
     target = loader.load_target("sm90")
-    built = building.build_helpers([e.record.problem for e, _ in pairs], target, libraries.TRITON)
+    built = building.build_helpers([e.record for e, _ in pairs], target, libraries.TRITON)
     assert bool(built.left_out) == bool(lacking)
     codes = {helper.sha256: code for helper, code in built.helpers}
     readers = {sha256: lambda code=code: code for sha256, code in codes.items()}

@@ -109,7 +109,7 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
 
     Those that write fp8 in an encoding that the target can't convert to are left out: PyTorch's operations write it.
     """
-    mode = _mode(problem)
+    mode = mode_of(problem)
     if mode is None:
         return
     x, q, k = problem.c.dtype, problem.a.dtype, problem.k
@@ -125,7 +125,7 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
             yield choose_combine(x, weights, problem.m, problem.n, problem.group_count, 1 << power)
 
 
-def _mode(problem: Problem) -> str | None:
+def mode_of(problem: Problem) -> str | None:
     """Return how `fused_moe` would quantise the A of a grouped product; None where it has no such product."""
     if problem.kind != "grouped" or problem.masked or problem.layout != "TN" or problem.bias != "none":
         return None

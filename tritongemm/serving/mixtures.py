@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tritongemm.build import expert_kernels
 from tritongemm.build.expert_kernels import Chosen
+from tritongemm.build.few_expert_kernels import SCALES, Experts, choose_down, choose_gate_up
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import MX_MODES
@@ -19,7 +20,7 @@ from tritongemm.operations.checks import is_wrapped, wants_gradient
 from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperands, compute
 from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, Rows, as_taken, empty_rows
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving.calls import keep
+from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.device_kernels import HelperCall, HelperKernels
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.launching import MISALIGNED_BITS
@@ -110,9 +111,10 @@ def _run(*given: Any) -> Tensor:
 def _compute(checked: CheckedMixture) -> Tensor:
     """Return the result on the current device. Factors of rows that this package quantised are not looked at."""
     steps = steps_for(*checked.given)
-    if steps is mixture_steps:
+    if not isinstance(steps, MoeKernels):
         return MIXTURE.fallback(checked)
-    return compute(checked, steps, lambda given: run_grouped(*given))
+    few = steps.compute_few(checked)
+    return compute(checked, steps, lambda given: run_grouped(*given)) if few is None else few
 
 
 _trace = define(MIXTURE, _run)
@@ -133,6 +135,45 @@ class MoeKernels:
 
     def __init__(self, helpers: HelperKernels, table: dict[Any, Any]) -> None:
         self._helpers, self._table = helpers, table
+
+    def compute_few(self, checked: CheckedMixture) -> Tensor | None:
+        """Return the result by two kernels, in which each row of a token is multiplied by its expert's weights alone.
+
+        Returns:
+            None where the rows of both products do not say that this is fastest, or there are no such kernels.
+        """
+        given, mode = checked
+        x, w1, w2, weights, ids = given[:5]
+        (tokens, topk), (experts, _, hidden), inner = ids.shape, w1.shape, w2.shape[2]
+        if not (tokens and self._rows_are_alone(checked)):
+            return None
+        x, ids, weights = _aligned(x if x.stride(1) == 1 else x.contiguous()), ids.contiguous(), weights.contiguous()
+        h, out = x.new_empty((tokens * topk, inner)), x.new_empty((tokens, hidden))
+        scales = [x if one is None else one.contiguous() for one in (given.w1_scale, given.w2_scale)]
+        kind = _ID_TYPES[ids.dtype], DTYPE_NAMES[x.dtype], DTYPE_NAMES[w1.dtype], mode
+        first = Experts(*kind, tokens * topk, inner, hidden, topk, experts)
+        operands = {"ids": ids, "x": x, "w": w1, "scale": scales[0], "h": h}
+        if not self._run(choose_gate_up, (first, x.stride(0), given.activation), operands):
+            return None
+        second = Experts(*kind, tokens, hidden, inner, topk, experts)
+        operands = {"ids": ids, "h": h, "w": w2, "scale": scales[1], "weights": weights, "out": out}
+        return out if self._run(choose_down, (second, DTYPE_NAMES[weights.dtype]), operands) else None
+
+    def _rows_are_alone(self, checked: CheckedMixture) -> bool:
+        """Return whether the tuned kernels of both products have one row of A a program."""
+        given = checked.given
+        shapes = given.x.shape, given.w1.shape, given.topk_ids.shape
+        kinds = given.x.dtype, given.w1.dtype, given.topk_weights.dtype, checked.mode, given.w1_bias is None
+        key = ("few", given.x.get_device(), *shapes, *kinds)
+        known: bool | None = self._table.get(key)
+        if known is None:
+            found = [default_dispatcher().ask(*product).resolution for product in MIXTURE.products(given)]
+            known = _is_for_few(checked) and all(
+                one.kind not in NOT_TUNED and one.record is not None and one.record.config.block_m == 1 for one in found
+            )
+            if all(one.lasting for one in found):
+                keep(self._table, key, known)
+        return known
 
     def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sort as `MixtureSteps.sort`."""
@@ -197,7 +238,7 @@ class MoeKernels:
 
     def _run(self, choose: Callable[..., Chosen], asked: tuple[Any, ...], operands: dict[str, Tensor]) -> bool:
         """Return whether a kernel did a step."""
-        key = (choose, *asked)
+        key = (choose, self._helpers.device.index, *asked)
         call: HelperCall | None = self._table[key] if key in self._table else self._make_ready(key, choose(*asked))
         if call is not None:
             call({name: _aligned(tensor) for name, tensor in operands.items()})
@@ -217,6 +258,14 @@ class MoeKernels:
             warnings.warn(f"PyTorch's operations do a step beside products, as no kernel does: {error}", stacklevel=5)
         keep(self._table, key, call)
         return call
+
+
+def _is_for_few(checked: CheckedMixture) -> bool:
+    """Return whether the two kernels for few tokens read such operands."""
+    given, mode = checked
+    is_plain = given.w1_bias is None and given.w2_bias is None and not given.is_of_four_bits and mode in SCALES
+    fits = given.topk_ids.shape[1] <= expert_kernels.MOST_TOPK and given.w1.is_contiguous() and given.w2.is_contiguous()
+    return is_plain and fits and DTYPE_NAMES.get(given.topk_weights.dtype) in expert_kernels.WEIGHT_TYPES
 
 
 def _empty_order(ids: Tensor, experts: int) -> dict[str, Tensor]:

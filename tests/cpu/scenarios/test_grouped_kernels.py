@@ -20,6 +20,7 @@ FEW = Config("grouped", 16, 16, 16, options=(("swap_ab", 1), ("xcds", 8)))
 DESCRIBED = Config("grouped_tma", 16, 32, 16, 2, options=(("per_unit", 1),))
 DESCRIBED_FEW = Config("grouped_tma", 16, 16, 32, options=(("swap_ab", 1),))
 SERVED = Config("grouped_tile", 16, 64, 32, 2)  # on sm90 swapped where its operands are fp8
+ROW = Config("grouped_gemv", 1, 16, 128)
 COUNTS = (7, 0, 33, 1, 0)
 WIDE = Config("grouped", 16, 256, 128)
 BLOCKS = (WIDE, Config("grouped", 32, 64, 64, options=(("swap_ab", 1),)), Config("grouped_tma", 16, 64, 128),
@@ -49,13 +50,13 @@ def grouped(
 def test_uneven_groups_at_odd_sizes(interpreted: Interpreted, room: int, row_major_b: bool) -> None:
     problem = grouped("dense", 40, 48 if row_major_b else 40, "fp16", "fp16", room, row_major_b=row_major_b)
     described = [DESCRIBED] if row_major_b else [DESCRIBED, DESCRIBED_FEW]
-    interpreted.check(problem, [PLAIN, FEW, SERVED, *described], SM90)
+    interpreted.check(problem, [PLAIN, FEW, SERVED, ROW, *described], SM90)
 
 
 @pytest.mark.parametrize("room", [0, 36])
 def test_scales_of_rows(interpreted: Interpreted, room: int) -> None:
     problem = grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room)
-    interpreted.check(problem, [PLAIN, FEW, SERVED], GFX942)
+    interpreted.check(problem, [PLAIN, FEW, SERVED, ROW], GFX942)
 
 
 @pytest.mark.parametrize("room", [0, 36])
@@ -64,6 +65,7 @@ def test_integers_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: 
     """Sums in int32 to the last bit; with scales, what float32 rounds of the exact sum times its factors."""
     problem = grouped(family, 21, 160, "int8", "int32" if family == "dense" else "fp32", room)
     configs = [PLAIN, FEW, SERVED] if family != "a8w8_blockscale" else [Config("grouped", 16, 32, 128), BLOCKS[1]]
+    configs.append(ROW)
     text = modules.write_candidates(problem, configs, GFX942, tmp_path).read_text()
     for config in configs:
         ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)
@@ -81,4 +83,4 @@ def test_integers_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: 
 )
 def test_scales_of_blocks(interpreted: Interpreted, scales: str, room: int) -> None:
     problem = grouped("a8w8_blockscale", 144, 256, "fp8e4m3fn", "bf16", room, scales=scales)
-    interpreted.check(problem, list(BLOCKS), SM90)
+    interpreted.check(problem, [*BLOCKS, Config("grouped_gemv", 1, 16, 256)], SM90)

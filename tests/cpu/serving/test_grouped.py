@@ -219,6 +219,8 @@ import torch
 from tritongemm.build import expert_kernels
 from tritongemm.codegen.modules import run_text
 from tritongemm.operations import mixture_steps
+from tritongemm.build import few_expert_kernels
+from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperands
 from tritongemm.operations.mixture_steps import ExpertBias
 from tritongemm.serving.mixtures import MoeKernels
 
@@ -229,6 +231,19 @@ class Interpreted(MoeKernels):
         module = run_text(helper.source, "experts")
         getattr(module, helper.name)[given.grid](*operands.values(), *given.numbers.values(), **helper.constants)
         return True
+
+def spread(w, scale, mode):
+    each = scale[..., None] if mode == "row" else scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return w.float() * each
+
+def checked_mixture(mode, dtype, tokens, topk, experts, hidden, inner, activation):
+    w = [torch.randn(experts, n, k) for n, k in ((2 * inner, hidden), (hidden, inner))]
+    shapes = [w.shape[:2] if mode == "row" else (experts, w.shape[1] // 128, w.shape[2] // 128) for w in w]
+    scales = [torch.rand(shape) if mode else None for shape in shapes]
+    w = [(9 * one).to(dtype) if mode else one * one.shape[2] ** -0.5 for one in w]
+    ids = torch.randint(-1, experts + 1, (tokens, topk))
+    given = torch.randn(tokens, hidden + 3)[:, :hidden], *w, torch.rand(tokens, topk), ids, activation, *scales
+    return CheckedMixture(MixtureOperands(*given), mode)
 
 torch.manual_seed(0)
 moe_kernels = Interpreted(None, {})
@@ -276,6 +291,22 @@ for tokens, topk, experts, k in ((3, 2, 5, 1152), (9, 4, 9, 384)):
         torch.testing.assert_close(q[of_expert], r[of_expert])
     torch.testing.assert_close(moe_kernels.combine(y, place, ends, weights, torch.float32, last),
                                mixture_steps.combine(y, place.long(), ends, weights, torch.float32, last))
+
+def alone(mode, dtype, tokens, topk, experts, hidden, inner, activation):
+    checked = checked_mixture(mode, dtype, tokens, topk, experts, hidden, inner, activation)
+    given = checked.given
+    few = moe_kernels.compute_few(checked)
+    pairs = (given.w1, given.w1_scale), (given.w2, given.w2_scale)
+    wide = [w.float() if scale is None else spread(w, scale, mode) for w, scale in pairs]
+    plain = CheckedMixture(given._replace(w1=wide[0], w2=wide[1], w1_scale=None, w2_scale=None), "")
+    torch.testing.assert_close(few, MIXTURE.fallback(plain), rtol=1e-4, atol=1e-4)
+
+moe_kernels._rows_are_alone = lambda checked: True
+few_expert_kernels._FIRST, few_expert_kernels._SECOND = (2, 128, 1), (4, 128, 1)
+alone("", torch.float32, 3, 3, 4, 21, 13, "silu")
+alone("", torch.float32, 2, 1, 3, 200, 16, "gelu")
+alone("row", torch.int8, 2, 2, 3, 130, 9, "clamped_swiglu")
+alone("block", torch.float8_e4m3fn, 2, 3, 3, 384, 128, "silu")
 print("alike")
 """
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from tritongemm.build import expert_kernels, helpers, prepare, quantization_kernels
+from tritongemm.build import expert_kernels, few_expert_kernels, helpers, prepare, quantization_kernels
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import PreparedKernel
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
 from tritongemm.core.helper_kernel import HelperArguments, HelperKernel
 from tritongemm.core.launch import Buffer, HostLaunch, Launch, StridePlaces
-from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -116,9 +115,9 @@ class BuiltHelpers:
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
-def build_helpers(problems: Sequence[Problem], target: Target, toolchain: Mapping[str, str]) -> BuiltHelpers:
+def build_helpers(records: Sequence[Record], target: Target, toolchain: Mapping[str, str]) -> BuiltHelpers:
     """Return the helper kernels that calls of some products need, compiled where the cache lacks them."""
-    wanted = {helper.digest(target.name): (helper, given) for p in problems for helper, given in _wanted(p, target)}
+    wanted = {helper.digest(target.name): (helper, given) for r in records for helper, given in _wanted(r, target)}
     built = BuiltHelpers()
     if not wanted:
         return built
@@ -153,8 +152,9 @@ def _helper_entry(
     return found, code
 
 
-def _wanted(problem: Problem, target: Target) -> Iterable[tuple[HelperKernel, HelperArguments]]:
-    """Yield the kernels that quantise the A of a product, and those between the products of a mixture of experts."""
+def _wanted(record: Record, target: Target) -> Iterable[tuple[HelperKernel, HelperArguments]]:
+    """Yield the kernels that quantise the A of a product, and those of a mixture of experts."""
+    problem = record.problem
     types = tuple(dict.fromkeys(("bf16", problem.c.dtype))) if problem.c.dtype in _FLOATS else ("bf16",)
     if target.supports(problem.a.type) or not problem.a.type.is_fp8:  # `quantize` refuses others
         for dtype_x in types:
@@ -163,6 +163,8 @@ def _wanted(problem: Problem, target: Target) -> Iterable[tuple[HelperKernel, He
                 yield from quantization_kernels.choose_kernels(asked) if asked is not None else ()
     if problem.c.dtype in _FLOATS:
         yield from expert_kernels.kernels_for(problem, target)
+        if record.config.block_m == 1:
+            yield from few_expert_kernels.kernels_for(problem)
 
 
 _MOST_ROWS = 1 << 16  # of calls whose M no result has
@@ -217,13 +219,13 @@ def build(records: Sequence[Record], here: Machine) -> Built:
 
 def _add_beside(built: Built, versions: dict[str, str]) -> None:
     """Add what calls of the entries need beside their kernels: facts of each architecture, and helper kernels."""
-    problems: dict[str, list[Problem]] = {}
+    records: dict[str, list[Record]] = {}
     for entry in built.entries:
-        problems.setdefault(entry.record.target, []).append(entry.record.problem)
+        records.setdefault(entry.record.target, []).append(entry.record)
         if _is_compiled_by_a_package(entry):
             name = entry.record.winner
             built.compiled_late.append((entry.name, f"{name}'s own package compiles its kernel where that is called"))
-    for name, of_target in problems.items():
+    for name, of_target in records.items():
         try:
             target = loader.load_target(name)
         except TritonGemmError as error:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import libraries, stored_calls
 from tests.support.linear_layers import stand_in_device
-from tritongemm.build import expert_kernels, helpers
+from tritongemm.build import expert_kernels, few_expert_kernels, helpers
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import library as command
 from tritongemm.core.config import Config
@@ -49,7 +49,7 @@ def test_what_is_beside_the_products_is_read_as_it_was_written(library: Path, tm
     found = open_library(library)
     assert found.targets == {"sm90": SM90} and not found.damaged and not found.faults()
     problems = [entry.record.problem for entry in found.entries]
-    wanted = {h.digest("sm90") for p in problems for h, _ in building._wanted(p, SM90)}
+    wanted = {h.digest("sm90") for p in problems for h, _ in building._wanted(libraries.tuned(p), SM90)}
     assert {asked for _, asked in found.helpers} == wanted and len(wanted) > 20
     assert command.main(["merge", str(library), "-o", str(tmp_path / "merged.zip")]) == 0
     merged = open_library(tmp_path / "merged.zip")
@@ -145,6 +145,10 @@ def test_kernels_of_experts_compile_ahead_of_time(arch: str, fp8: str) -> None:
         expert_kernels.choose_combine("bf16", "fp32", 7, 256, 8, 3),
         expert_kernels.choose_gather("bf16", "fp4e2m1", "mx_shuffled", 14, 2048, 2048, 2),
     ]
+    for dtype, mode in (("bf16", ""), ("int8", "row"), (fp8, "block")):
+        one = few_expert_kernels.Experts("i32", "bf16", dtype, mode, 14, 384, 256, 2, 8)
+        chosen.append(few_expert_kernels.choose_gate_up(one, 256, "silu"))
+        chosen.append(few_expert_kernels.choose_down(one, "fp32"))
     if arch == "sm90":
         chosen.append(expert_kernels.choose_activate("bf16", fp8, "mx", 14, 200, "silu"))
     cache = ArtifactCache(settings.cache_folder())

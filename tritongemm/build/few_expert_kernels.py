@@ -18,7 +18,7 @@ _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 _FIRST, _SECOND = (1, 1024, 1), (1, 256, 1)  # columns of a program, elements of K at a time, warps
 
 
-class Experts(NamedTuple):
+class FewExperts(NamedTuple):
     """The types and sizes of a product of both, as its kernel reads them."""
 
     ids: str  # type of experts' ids, of `ID_TYPES`
@@ -32,7 +32,7 @@ class Experts(NamedTuple):
     experts: int
 
 
-def choose_gate_up(one: Experts, stride: int, activation: str) -> Chosen:
+def choose_gate_up(one: FewExperts, stride: int, activation: str) -> Chosen:
     """Return the kernel of activation(gate) * up of each row, whose tokens begin `stride` elements apart."""
     x = _pointer(one.dtype_x)
     pointers = {"ids_ptr": f"*{one.ids}", "x_ptr": x, "w_ptr": _pointer(one.dtype_w), "scale_ptr": "*fp32", "h_ptr": x}
@@ -40,7 +40,7 @@ def choose_gate_up(one: Experts, stride: int, activation: str) -> Chosen:
     return _chosen("gate_up_rows", one, pointers, numbers, {"ACTIVATION": ACTIVATIONS.index(activation)}, _FIRST)
 
 
-def choose_down(one: Experts, weights: str) -> Chosen:
+def choose_down(one: FewExperts, weights: str) -> Chosen:
     """Return the kernel of each token's weighted sum; `weights` is the routing weights' type."""
     x = _pointer(one.dtype_x)
     pointers = {"ids_ptr": f"*{one.ids}", "h_ptr": x, "w_ptr": _pointer(one.dtype_w), "scale_ptr": "*fp32"}
@@ -55,7 +55,7 @@ def kernels_for(problem: Problem) -> Iterator[Chosen]:
     if mode not in SCALES:
         return
     for ids in ID_TYPES:
-        one = Experts(ids, problem.c.dtype, problem.b.dtype, mode, 1, problem.n, problem.k, 1, problem.group_count)
+        one = FewExperts(ids, problem.c.dtype, problem.b.dtype, mode, 1, problem.n, problem.k, 1, problem.group_count)
         if problem.n % 2 == 0:
             yield from (choose_gate_up(one._replace(n=problem.n // 2), problem.k, name) for name in ACTIVATIONS)
         for weights in dict.fromkeys(("fp32", problem.c.dtype)):
@@ -64,7 +64,7 @@ def kernels_for(problem: Problem) -> Iterator[Chosen]:
 
 def _chosen(
     name: str,
-    one: Experts,
+    one: FewExperts,
     pointers: dict[str, str],
     numbers: dict[str, int],
     constants: dict[str, float],

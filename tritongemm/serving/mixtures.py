@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tritongemm.build import expert_kernels
 from tritongemm.build.expert_kernels import Chosen
-from tritongemm.build.few_expert_kernels import SCALES, Experts, choose_down, choose_gate_up
+from tritongemm.build.few_expert_kernels import SCALES, FewExperts, choose_down, choose_gate_up
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import MX_MODES
@@ -151,11 +151,11 @@ class MoeKernels:
         h, out = x.new_empty((tokens * topk, inner)), x.new_empty((tokens, hidden))
         scales = [x if one is None else one.contiguous() for one in (given.w1_scale, given.w2_scale)]
         kind = _ID_TYPES[ids.dtype], DTYPE_NAMES[x.dtype], DTYPE_NAMES[w1.dtype], mode
-        first = Experts(*kind, tokens * topk, inner, hidden, topk, experts)
+        first = FewExperts(*kind, tokens * topk, inner, hidden, topk, experts)
         operands = {"ids": ids, "x": x, "w": w1, "scale": scales[0], "h": h}
         if not self._run(choose_gate_up, (first, x.stride(0), given.activation), operands):
             return None
-        second = Experts(*kind, tokens, hidden, inner, topk, experts)
+        second = FewExperts(*kind, tokens, hidden, inner, topk, experts)
         operands = {"ids": ids, "h": h, "w": w2, "scale": scales[1], "weights": weights, "out": out}
         return out if self._run(choose_down, (second, DTYPE_NAMES[weights.dtype]), operands) else None
 

@@ -146,7 +146,7 @@ def test_kernels_of_experts_compile_ahead_of_time(arch: str, fp8: str) -> None:
         expert_kernels.choose_gather("bf16", "fp4e2m1", "mx_shuffled", 14, 2048, 2048, 2),
     ]
     for dtype, mode in (("bf16", ""), ("int8", "row"), (fp8, "block")):
-        one = few_expert_kernels.Experts("i32", "bf16", dtype, mode, 14, 384, 256, 2, 8)
+        one = few_expert_kernels.FewExperts("i32", "bf16", dtype, mode, 14, 384, 256, 2, 8)
         chosen.append(few_expert_kernels.choose_gate_up(one, 256, "silu"))
         chosen.append(few_expert_kernels.choose_down(one, "fp32"))
     if arch == "sm90":

@@ -126,11 +126,11 @@ class DeviceWorker:
             fatal = any(word in error.name.upper() for word in FATAL_ERROR_WORDS) or self._device_lost()
             return Trial(config, "crashed" if fatal else "out_of_resources", str(error), stage=stage)
         except (self._torch.cuda.OutOfMemoryError, LibraryRefusal, UnavailableError) as error:
-            return Trial(config, "out_of_resources", str(error).splitlines()[0], stage=stage)
+            return Trial(config, "out_of_resources", str(error).partition("\n")[0], stage=stage)
         except RuntimeError as error:  # PyTorch may be the first to see a fault.
             if not self._device_lost():
                 raise
-            return Trial(config, "crashed", str(error).splitlines()[0], stage=stage)
+            return Trial(config, "crashed", str(error).partition("\n")[0], stage=stage)
 
     def _device_lost(self) -> bool:
         """Return whether the device has faulted, so that nothing runs in this process any more."""

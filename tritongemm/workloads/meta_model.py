@@ -76,10 +76,10 @@ def read_meta_model(config: ModelConfig, class_: Any) -> Weights:
     except Exception as error:  # the classes of 300 models may raise anything
         import transformers
 
-        first = str(error).strip().partition("\n")[0][:300]
+        reason = " ".join(str(error).split())[:300]
         raise InputError(
             f"{config.path}: transformers {transformers.__version__} can't build {class_.__name__}: "
-            f"{type(error).__name__}: {first}; {CAPTURE}"
+            f"{type(error).__name__}: {reason}; {CAPTURE}"
         ) from None
     config.require_used(known)
     if config.values is config.top_level and text is not model.config:
@@ -100,8 +100,10 @@ def _require_read(config: ModelConfig, text: Any, class_: Any) -> None:
 
 
 def _keep_shapes(values: Any) -> Any:
-    """Return the values without those that select code, at every level."""
+    """Return the values without those that select code, at every level, and infinities as transformers reads them."""
     if isinstance(values, Mapping):
+        if values.keys() == {"__float__"} and values["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(values["__float__"])
         return {key: _keep_shapes(value) for key, value in values.items() if not _NOT_SHAPES.fullmatch(key)}
     return [_keep_shapes(value) for value in values] if isinstance(values, list) else values
 

@@ -46,6 +46,11 @@ SMALL_LATENT = {
 }  # fmt: skip
 
 
+BAMBA = SMALL | {
+    "architectures": ["BambaForCausalLM"], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16,
+}  # fmt: skip
+
+
 def config_of(values: dict[str, Any]) -> ModelConfig:
     nested = values.get("text_config")
     return ModelConfig(Path("config.json"), nested if isinstance(nested, dict) else values, values, {})
@@ -106,6 +111,7 @@ def test_the_table_agrees_with_the_models(name: str) -> None:
         ({"architectures": ["pipeline"]}, "names 'pipeline'; the installed transformers has no such class"),
         ({"architectures": ["_" + "x" * 300]}, "tritongemm capture records"),
         (QWEN3_MOE | {"hidden_size": "wide"}, r"transformers [\d.]+ can't build Qwen3MoeForCausalLM: .*hidden_size"),
+        (BAMBA | {"time_step_limit": "all"}, "BambaForCausalLM: .*'time_step_limit'.*'all'"),
         (QWEN3_MOE | {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 20000, not 10000000"),
         (QWEN3_MOE | {"kv_lora_rank": 512}, "kv_lora_rank = 512 changes the sizes in a way that is not"),
         (SMALL | {"architectures": ["Gemma3ForConditionalGeneration"]}, "does not read hidden_size = 64 where"),
@@ -117,6 +123,11 @@ def test_what_can_not_be_built(values: dict[str, Any], complaint: str) -> None:
     assert "config.json" in str(caught.value) and ("tritongemm capture" in str(caught.value)) != (
         "at most" in complaint
     )
+
+
+def test_an_infinity_is_read_as_transformers_writes_it() -> None:
+    written = BAMBA | {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    assert layers_of(written) == layers_of(BAMBA)
 
 
 def test_a_file_selects_no_code(monkeypatch: pytest.MonkeyPatch) -> None:

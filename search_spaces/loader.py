@@ -80,7 +80,9 @@ def _words(text: str) -> str:
 
 
 def _unknown(name: str) -> TargetError:
-    return TargetError(f"unknown target {name[:100]!r}; there are: {', '.join(target_names())}")
+    return TargetError(
+        f"unknown target {name[:100]!r}; there are: {', '.join(target_names())}, or a GPU's name, such as h200"
+    )
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

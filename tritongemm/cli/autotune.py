@@ -20,6 +20,7 @@ from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.formats import read_text, results_format
 from tritongemm.report import invariance
+from tritongemm.report.alike_lines import summarise
 from tritongemm.report.listener import Listener
 from tritongemm.report.progress import RunProgress
 from tritongemm.results import tuned_file
@@ -97,7 +98,7 @@ class Results:
                 is said in a warning.
 
         Raises:
-            InputError: the format is not clear, or the file has sizes without results.
+            InputError: the format is not clear, the file has sizes without results, or can hold none of these.
             OutputError: the file can't be written.
         """
         place, kept = Path(path), dict[object, Record]()
@@ -110,8 +111,11 @@ class Results:
                 kept = {place_of(row.record): row.record for row in rows if row.record is not None}
             kept |= {place_of(record): record for record in self.records}
             written = tuned_file.write(place, format_, kept.values())
-        for record, reason in written.omitted:
-            warnings.warn(f"{place}: {record.problem.key}: {reason}", RemarkWarning, stacklevel=2)
+        omitted = list(summarise((f"{record.problem.key}: {reason}" for record, reason in written.omitted), how=""))
+        if omitted and not written.count:
+            raise InputError(f"{place} is not written, as it can't hold {'; '.join(omitted)}")
+        for line in omitted:
+            warnings.warn(f"{place}: {line}", RemarkWarning, stacklevel=2)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Draw the results as one HTML page, as `tritongemm report` does.

@@ -75,7 +75,7 @@ def _build(args: argparse.Namespace) -> int:
     published = publish(records, output, machine.find_machine(None))
     shell.report_alike(published.describe_missing(), args.verbose)
     if not published.built.entries:
-        raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune some sizes first")
+        raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune sizes on the GPU first")
     for line in tuned_rows.list_calls(records, every=False):
         shell.report(line)
     _report_written(output, published.contents, published.conflicts, args.verbose)
@@ -139,9 +139,15 @@ def _list(args: argparse.Namespace) -> int:
         damaged |= _report_damaged(library, args.verbose)
         beside = f", {len(library.helpers)} helper kernels" if library.helpers else ""
         print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
-        if rows := [_row(entry) for entry in library.entries]:
+        if rows := [_row(entry) for entry in sorted(library.entries, key=_place)]:
             print(*plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()), sep="\n")
     return shell.WRONG if damaged else shell.DONE
+
+
+def _place(entry: LibraryEntry) -> tuple[str, int, int, int]:
+    """Return what entries are listed by: the layers of each target, and each from its smallest M on."""
+    problem = entry.record.problem
+    return entry.record.target, problem.n, problem.k, problem.m
 
 
 def _row(entry: LibraryEntry) -> list[str]:

@@ -97,7 +97,13 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("-dtype_a", "--dtype-a", "--dtype", type=dtype, metavar="DTYPE",
                    help="type of A: fp16, bf16, fp32 (computed as tf32), int8, fp8 or bf8 (the target's encoding) "
                    "(default: the family's, which is fp16 for dense)")  # fmt: skip
-    g.add_argument("-dtype_b", "--dtype-b", type=dtype, metavar="DTYPE", help="type of B (default: A's)")
+    g.add_argument(
+        "-dtype_b",
+        "--dtype-b",
+        type=dtype,
+        metavar="DTYPE",
+        help="type of B (default: that of the family and its scales, or A's)",
+    )
     g.add_argument("-dtype_c", "--dtype-c", type=dtype, metavar="DTYPE",
                    help="type of C (default: the family's or A's; of fp8 fp16, of int8 int32)")  # fmt: skip
     g.add_argument("--bias-vector", nargs="?", const="m", choices=("m", "n"), default=None,

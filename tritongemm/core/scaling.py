@@ -126,11 +126,15 @@ def unusual_granularity(pair: ScalePair, dtype: DType) -> str:
     return "" if name in ("row", "block", "mx_shuffled" if dtype.packed > 1 else "") else name
 
 
+def find_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair | None:
+    """Return the pair of this name, as of `granularity` with or without the factors' type; the first one for ""."""
+    return next((p for p in pairs if name in ("", granularity(p), granularity(p).removesuffix("_fp16"))), None)
+
+
 def choose_pair(name: str, pairs: tuple[ScalePair, ...]) -> ScalePair:
-    """Return the pair of this name, as of `granularity`, the first one for ""; an InputError lists all names."""
-    for pair in pairs:
-        if name in ("", granularity(pair)):
-            return pair
+    """Return the pair as of `find_pair`; an InputError lists all names."""
+    if found := find_pair(name, pairs):
+        return found
     names = ", ".join(filter(None, map(granularity, pairs))) or "none"
     raise InputError(f"no scales of the granularity {name[:100]!r} in this family with these types; it has {names}")
 

@@ -6,15 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core.dtypes import dtype
+from tritongemm.core.dtypes import DTYPES, dtype
 from tritongemm.core.epilogues import IN_BLOCKS
 from tritongemm.core.errors import InputError, UnavailableError, UntunableRowsWarning
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, ResultsFile
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import find_pair
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Format, ResultsFormat, TunerFormat
+from tritongemm.plugins.contracts import Backend, Family, Format, ResultsFormat, TunerFormat
 from tritongemm.system import reading
 
 EXAMPLE = "- {M: 4096, N: 4096, K: 8192}"
@@ -29,7 +30,9 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
     row = dict(given or {})
     family, typical = registry.family_of(row.get("family") or defaults.family)
     a = defaults.dtype(row.get("dtype_a") or defaults.a.dtype or typical.a.dtype)
-    b = defaults.dtype(row.get("dtype_b") or defaults.b.dtype or typical.b.dtype or a)
+    scales = row.get("scales", defaults.scales)
+    said_b = row.get("dtype_b") or defaults.b.dtype
+    b = defaults.dtype(said_b or _dtype_of_b(family, a, typical.b.dtype or a, scales))
     in_blocks = (row.get("epilogue") or defaults.epilogue) in IN_BLOCKS
     wide = "fp8" if in_blocks else typical.c.dtype or ("fp16" if dtype(a).is_fp8 else "int32" if a == "int8" else a)
     said = {
@@ -48,7 +51,13 @@ def make_problem(defaults: Defaults, m: int, n: int, k: int, given: Mapping[str,
         several = {"group_form": "masked"} if row.get("room") else {}
         several |= {"spread": "captured"} if row.get("counts") else {}
         several |= {key: row[key] for key in ("groups", "group_form", "spread", "counts", "room") if row.get(key)}
-    return family.problem(Problem.from_json(said | several), row.get("scales", defaults.scales))
+    return family.problem(Problem.from_json(said | several), scales)
+
+
+def _dtype_of_b(family: Family, a: str, typical: str, scales: str) -> str:
+    """Return the type of a B that is not named: the usual one, or that of four bits which alone has such scales."""
+    packed = (each.name for each in DTYPES.values() if each.packed > 1)
+    return next((b for b in (typical, *packed) if find_pair(scales, family.scalings(a, b))), typical)
 
 
 def results_format() -> ResultsFormat:

@@ -75,7 +75,9 @@ class TunableOpCsv(WritableFormat):
     suffixes = (".csv",)
 
     def recognises(self, path: Path, text: str) -> bool:
-        """Return whether the first line that is not blank is one of TunableOp's."""
+        """Return whether the first line that is not blank is one of TunableOp's; of a new file, its name."""
+        if not text.strip():
+            return path.name.startswith("tunableop_") and path.suffix in self.suffixes
         first = next(_lines(text), _Line(0, ""))
         return first.is_validator or _OPERATION.fullmatch(first.fields[0]) is not None
 

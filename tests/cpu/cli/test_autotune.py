@@ -63,8 +63,11 @@ def test_saved_results_stand_beside_others() -> None:
         results.save("both.yaml")
     rows = sizes.from_file(Path("both.yaml"), Defaults())
     assert [row.record for row in rows] == [*first, *second]
-    with pytest.warns(RemarkWarning, match="16x16x16_bf16_TN: its time is a prediction"):
-        first.save("bf16_tuned_gemm.csv")
+    measured = replace(first[0], timer="graph-events", winner="torch", library="torch", library_seconds=8e-6)
+    with pytest.warns(RemarkWarning, match="8x16x16_bf16_TN: its time is a prediction"):
+        replace(first, records=(measured, second[0])).save("bf16_tuned_gemm.csv")
+    with pytest.raises(InputError, match=r"none\.csv is not written, .*16x16x16_bf16_TN: its time is a prediction"):
+        first.save("bf16_tuned_gemm_none.csv")
     blocks = ", ".join(f"{name}: 16" for name in ("M", "N", "K", *(f"BLOCK_SIZE_{axis}" for axis in "MNK")))
     launch = "GROUP_SIZE_M: 1, SPLIT_K: 1, num_warps: 2, num_stages: 2"
     Path("sizes.yaml").write_text(f"- {{{blocks}, dtype_a: bf16, {launch}}}\n")

@@ -151,6 +151,7 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
             "none of the formats that can hold results is meant; name one",
         ),
         ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "tune_gemm"], 2, "can't hold results; these can: "),
+        ([str(tuned), "-o", str(tmp_path / "tunableop_results0.csv")], 2, "let TunableOp write it first"),
         ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "pdf"], 2, "no format is called 'pdf'"),
         ([str(tmp_path / "absent.csv"), "-o", str(tmp_path / "x.yaml")], 2, "absent.csv: there is no such file"),
         ([bare, "-o", str(tmp_path / "x.yaml")], 2, "those of several families; name one with --family"),

@@ -23,9 +23,9 @@ class SixteenByFourFamily(FourBitWeightFamily):
     """C = A @ (B * scale_b) (+ bias), scales of a weight of four bits."""
 
     summary = "bf16 or fp16 by int4 (--scales weight_128, _64, _32; weight_128_zeros, …) or fp4 (weight_mx, weight_16)"
-    defaults = Defaults.of("bf16", "int4", "bf16", layout="TN")
+    defaults = Defaults.of("bf16", "int4", layout="TN")
     variants: ClassVar[Mapping[str, Defaults]] = {
-        f"a16w4_{order}": Defaults.of("bf16", "int4", "bf16", layout="TN", order=order)
+        f"a16w4_{order}": Defaults.of("bf16", "int4", layout="TN", order=order)
         for order in ("halves_32", "halves_128", "fragments")
     }
 

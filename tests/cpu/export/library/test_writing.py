@@ -52,7 +52,9 @@ def test_commands_merge_list_and_verify(tmp_path: Path, capsys: pytest.CaptureFi
     assert said.err.startswith("conflict: 16x48x64_fp32_TN on sm90")
     assert [e.record.seconds for e in open_library(both).entries if e.record.problem == SIZE] == [1e-6]
     assert command.main(["list", str(both)]) == 0
-    assert "1-32 sm90" in " ".join(capsys.readouterr().out.split())
+    listed = capsys.readouterr().out
+    assert "1-32 sm90" in " ".join(listed.split())
+    assert [line.split("x")[0] for line in listed.splitlines() if "x48x" in line] == ["8", "16", "32"], "by M"
     assert command.main(["verify", str(both), str(one)]) == 0
     (member, *_) = sorted((one / "objects").iterdir())
     member.write_bytes(b"x" * member.stat().st_size)

@@ -10,7 +10,7 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tritongemm.plugins.contracts import Family, WeightLayout
 
 _SIZES = (128, 256, 512)  # which every family takes
 
@@ -38,6 +38,18 @@ def is_computed_by(problem: Problem, targets: Iterable[Target]) -> bool:
     """Return whether any of these targets computes a problem, whatever kernels there are."""
     family = registry.get(Family, problem.family)
     return any(family.supports(problem, target) for target in targets)
+
+
+def in_fastest_order(problem: Problem, arch: str) -> Problem:
+    """Return a problem with its weight in the order that an architecture's kernels read the fastest, as far as known.
+
+    A weight of four bits is converted when it is loaded, to whichever order rows read; those of groups have no other.
+    """
+    if problem.kind != "one" or problem.b.type.packed == problem.a.type.packed:
+        return problem
+    layouts = {name: registry.get(WeightLayout, name) for name in registry.names(WeightLayout)}
+    fitting = (name for name, one in layouts.items() if arch in one.fastest_on and one.supports(problem))
+    return replace(problem, b=problem.b._replace(order=next(fitting, problem.b.order)))
 
 
 def _computable(target: Target) -> Iterator[tuple[str, Problem]]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import PLAIN
+from tritongemm.core.problem import PLAIN, Operand, Problem
 from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, Scaling
+from tritongemm.numerics.computable_families import in_fastest_order
 from tritongemm.operations.four_bit_weights import (
     PackedWeight,
     pack_awq,
@@ -135,12 +136,21 @@ def choose(
     fitting = {b: count for b, count in of_size.items() if b.scaling and b.scaling._replace(dtype="") == any_type}
     if not fitting:
         zeros = " and zero points" if made.zeros else ""
-        none = f"no row of int4 for N={n}, K={k} with groups of {made.depth}{zeros}"
-        return packed if session.is_running() else none
+        if not session.is_running():
+            return f"no row of int4 for N={n}, K={k} with groups of {made.depth}{zeros}"
+        a = Operand(DTYPE_NAMES[own])
+        order = in_fastest_order(Problem(1, n, k, a, stored, a), _arch(packed.weight)).b.order
+        return packed if order == PLAIN else pack(own, order)
     of_type = {b: count for b, count in fitting.items() if b.scaling == made}
     ((chosen, _),) = Counter(of_type or fitting).most_common(1)
     dtype = next(dtype for dtype in ACTIVATIONS if chosen.scaling and DTYPE_NAMES[dtype] == chosen.scaling.dtype)
     return packed if chosen == stored else pack(dtype, chosen.order)
+
+
+def _arch(weight: Tensor) -> str:
+    """Return the name of a weight's architecture; "" of a CPU, and of AMD's GPUs, of which no order is known."""
+    known = weight.is_cuda and torch.version.hip is None
+    return "sm{}{}".format(*torch.cuda.get_device_capability(weight.get_device())) if known else ""
 
 
 def _convert_experts(module: Any, rows: _Rows) -> Converted | str:

@@ -1,12 +1,13 @@
 """Stage: a request → the rows that its run tunes, and its tables over M."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import FormatRow, ResultsFile
+from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.numerics.computable_families import defaults_on, is_computed_by, name_others
+from tritongemm.numerics.computable_families import defaults_on, in_fastest_order, is_computed_by, name_others
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, Watcher
 from tritongemm.search_spaces.loader import load_target, target_names
@@ -28,7 +29,10 @@ def read_rows(request: TuneRequest, target: Target, say: Callable[[str], None]) 
         model = from_model(source.model.place, source.model.tp, source.model.tokens, defaults, source.model.every_bias)
         for remark in model.remarks:
             say(remark)
-        return ResultsFile(rows=model.rows)
+        if defaults.family != Defaults.family:  # which says the order too
+            return ResultsFile(rows=model.rows)
+        arch = target.name
+        return ResultsFile(rows=tuple(replace(r, problem=in_fastest_order(r.problem, arch)) for r in model.rows))
     if source.path is not None:
         found = sizes.from_results(source.path, defaults).require_undamaged()
         if not found.rows:

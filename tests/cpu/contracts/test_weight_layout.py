@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.support.plugins import each_with_toy
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import PLAIN, Problem, matrices
+from tritongemm.numerics.computable_families import in_fastest_order
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search.space import space
@@ -44,6 +46,15 @@ def test_unpacking_undoes_packing(layout: WeightLayout, problem: Problem) -> Non
             (t.to(torch.uint8) & 15, t.to(torch.uint8) >> 4) if packed > 1 else (t.double(),) for t in (stored, b)
         ]
         assert torch.equal(*(torch.cat([part.flatten() for part in parts]).sort().values for parts in values))
+
+
+def test_only_what_divides_is_stored_in_the_fastest_order(layout: WeightLayout, problem: Problem) -> None:
+    plain = replace(problem, b=problem.b._replace(order=PLAIN))
+    for arch in layout.fastest_on:
+        assert in_fastest_order(plain, arch) == problem
+        assert in_fastest_order(replace(plain, groups=Groups(4)), arch).b.order == PLAIN
+        assert in_fastest_order(replace(plain, n=problem.n + 1), arch).b.order == PLAIN
+    assert in_fastest_order(plain, "gfx942") == plain
 
 
 def test_what_does_not_divide_is_refused(layout: WeightLayout, problem: Problem) -> None:

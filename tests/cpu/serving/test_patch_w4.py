@@ -31,6 +31,7 @@ from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import dequantize
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.serving import served_w4
 from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("unloaded")
@@ -170,14 +171,17 @@ def test_a_compiled_layer_is_one_operator() -> None:
     assert graphs == [["tritongemm.linear_w4"]]
 
 
-def test_a_capture_writes_layers_that_have_no_row_yet(tmp_path: Path) -> None:
+def test_a_capture_writes_layers_that_have_no_row_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
+    monkeypatch.setattr(served_w4, "_arch", lambda weight: "sm90")
+    model.other = CompressedLinear(weight_packed=COMPRESSED[:16], weight_scale=HALF.t()[:16])
     with torch.no_grad(), tritongemm.capture(tmp_path / "sizes.yaml"):
         patched = tritongemm.patch(model, [])
         assert patched.patched == ("gptq", "asymmetric", "second", "awq", "compressed", "other")
-        model.awq(X), model.compressed(X), model.gptq(X.half())
+        model.awq(X), model.compressed(X), model.gptq(X.half()), model.other(X)
     found = sizes.from_file(tmp_path / "sizes.yaml", Defaults())
     assert [(row.problem.key, row.count) for row in found] == [
         (f"3x{N}x{K}_bf16-int4-bf16_TN_a16w4_weight_64", 2),
         (f"3x{N}x{K}_fp16-int4-fp16_TN_biasn_a16w4_weight_64_fp16", 1),
+        (f"3x16x{K}_bf16-int4-bf16_TN_a16w4_weight_64_fragments", 1),  # as N is a multiple of 16
     ]

@@ -20,6 +20,8 @@ _TO_STORED, _TO_PLAIN = (2, 1, 5, 4, 0, 6, 3), (4, 1, 0, 6, 3, 2, 5)
 class Fragments(WeightLayout):
     """Blocks of 16 columns of B, of which each is the left operand of four matrix instructions."""
 
+    fastest_on = ("sm90",)
+
     def supports(self, problem: Problem) -> Support:
         """Return whether a problem's B divides into blocks."""
         four_bits = problem.b.type.packed == 2 and problem.a.type.bytes == 2

@@ -111,6 +111,7 @@ class WeightLayout(Plugin, abstract=True):
 
     package = "tritongemm.numerics.weight_layouts"
     kind = "weight layout"
+    fastest_on: ClassVar[tuple[str, ...]] = ()  # architectures whose kernels read a weight of four bits fastest so
 
     @abstractmethod
     def supports(self, problem: Problem) -> Support:

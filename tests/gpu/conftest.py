@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -12,6 +13,7 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
+from tritongemm.serving.dispatcher import Dispatcher
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +24,22 @@ def gpu_machine() -> Machine:
     return found
 
 
-@pytest.fixture(scope="session")
-def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of compiled kernels for the entire run."""
-    return tmp_path_factory.mktemp("compiled")
+@pytest.fixture(scope="session", autouse=True)
+def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache of compiled kernels for the entire run, for processes that it starts too, and never the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("compiled")
+        patch.setenv("TRITONGEMM_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+    """That of a process which has read nothing, and asks for no gradients."""
+    unloaded = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
+    with torch.no_grad():
+        yield unloaded
 
 
 @pytest.fixture(autouse=True)

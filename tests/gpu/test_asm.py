@@ -28,17 +28,16 @@ CONFIGS = [Config("tile", 64, 64, 64, 4, 1, 4, 3), Config("tile", 64, 128, 64, 1
 
 
 @pytest.fixture(scope="module")
-def manifests(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
+def manifests(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
     """Kernels of both problems, as `tritongemm export` writes them."""
     folder, arch = tmp_path_factory.mktemp("exported"), gpu_machine.target.name
     if not arch.startswith("sm"):
         pytest.skip("tiles of this test are for NVIDIA")
+    paths: list[Path] = []
+    for index, config in enumerate(CONFIGS):
+        records = [Record(p, arch, config, "triton", 1e-6, 0.0, "events") for p in (SIZE, BIASED)]
+        paths += kernel_manifest.export(records, folder / str(index), gpu_machine)[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-        paths: list[Path] = []
-        for index, config in enumerate(CONFIGS):
-            records = [Record(p, arch, config, "triton", 1e-6, 0.0, "events") for p in (SIZE, BIASED)]
-            paths += kernel_manifest.export(records, folder / str(index), gpu_machine)[0]
         patch.setenv("TRITONGEMM_ASM_MANIFESTS", ":".join(map(str, paths)))
         yield paths
 

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 import tritongemm
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.report.progress import RunProgress
@@ -11,12 +9,9 @@ from tritongemm.report.progress import RunProgress
 M, N, K = 16, 520, 1032
 
 
-def test_results_serve_at_once(
-    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_serve_at_once(gpu_machine: Machine, tmp_path: Path) -> None:
     import torch
 
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
     seen: list[RunProgress] = []
     results = tritongemm.autotune([(M, N, K)], effort="quick", output=tmp_path / "out.yaml", progress=seen.append)
     (record,) = results

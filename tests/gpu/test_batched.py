@@ -1,28 +1,25 @@
 """Batches on a real GPU: kernels against float64 at odd sizes, libraries, tuning, and calls of `tritongemm.bmm`."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import tritongemm
+from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed
 from tests.gpu.test_numeric import LAYOUTS, verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.system import settings
 
-pytestmark = pytest.mark.skipif(driver.find_vendor() is None, reason="no GPU driver")
+pytestmark = needs_gpu
 POINTERS = (
     Config("tile", 32, 64, 64, 4, 1, 4, 2),
     Config("tile", 64, 32, 32, 1, 3, 4, 2),
@@ -42,37 +39,35 @@ CONFIGS = (
 @pytest.mark.parametrize("shared", ["", "a", "b"])
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
 def test_each_product_is_right_at_odd_sizes(
-    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, row_a: bool, row_b: bool, shared: str
+    gpu: GpuEvaluator, compiler: BuildPool, row_a: bool, row_b: bool, shared: str
 ) -> None:
     pointers = [
         Problem(*size, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), bias=bias, batch=batch)
         for size, bias, batch in (((7, 33, 70), "n", 5), ((33, 100, 777), "m", 3), ((1, 1, 1), "none", 70))
     ]
-    verify_all(gpu, compiler, tmp_path, pointers, POINTERS)
+    verify_all(gpu, compiler, pointers, POINTERS)
     # Complete blocks of K, which descriptors of operands that are stored by rows of K need.
     entire = Problem(72, 136, 192, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), batch=7)
-    verify_all(gpu, compiler, tmp_path, [entire], CONFIGS)
+    verify_all(gpu, compiler, [entire], CONFIGS)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
-def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str) -> None:
+def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, dtype: str) -> None:
     wide = "int32" if dtype == "int8" else dtype
     problem = Problem(33, 96, 320, *matrices(dtype, c=wide, layout="TN"), batch=9)
-    verify_all(gpu, compiler, tmp_path, [problem, replace(problem, b=problem.b._replace(shared=True))], CONFIGS)
+    verify_all(gpu, compiler, [problem, replace(problem, b=problem.b._replace(shared=True))], CONFIGS)
 
 
 @pytest.mark.parametrize(
     ("scales", "dtype"), [("row", "fp8"), ("row", "int8"), ("block", "fp8"), ("block_rows", "fp8"), ("group", "fp8")]
 )
 @pytest.mark.parametrize("shared", ["", "a", "b"])
-def test_scales_of_each_product(
-    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, scales: str, dtype: str, shared: str
-) -> None:
-    name = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu.target.fp8, "int8") if dtype == "fp8" else dtype
+def test_scales_of_each_product(gpu: GpuEvaluator, compiler: BuildPool, scales: str, dtype: str, shared: str) -> None:
+    name = "int8" if dtype == "int8" or gpu.target.fp8 == "none" else fp8(gpu.target)
     family: Family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
     operands = matrices(name, c="bf16", layout="TN", shared=shared)
     problem = family.problem(Problem(33, 272, 640, *operands, bias="n", batch=9), scales)
-    verify_all(gpu, compiler, tmp_path, [problem], [c for c in CONFIGS if c.block_k >= 32])
+    verify_all(gpu, compiler, [problem], [c for c in CONFIGS if c.block_k >= 32])
 
 
 @pytest.mark.parametrize("shared", ["", "a", "b"])
@@ -89,7 +84,7 @@ def test_libraries(gpu_machine: Machine, name: str, family: str, dtype: str, bia
     if not registry.available(Backend, name):
         pytest.skip(registry.available(Backend, name).reason)
     if dtype == "fp8":
-        dtype = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(gpu_machine.target.fp8, "int8")
+        dtype = "int8" if gpu_machine.target.fp8 == "none" else fp8(gpu_machine.target)
     plugin, backend = registry.get(Family, family), registry.get(LibraryBackend, name)
     for layout in ("NN", "NT", "TN", "TT") if family == "dense" else ("TN",):
         stored = matrices(dtype, c="bf16", layout=layout, shared=shared)
@@ -108,31 +103,15 @@ def test_libraries(gpu_machine: Machine, name: str, family: str, dtype: str, bia
 
             found = verify.verify(problem, plugin, run, operands["c"], plugin.reference(problem, operands))
             assert found.ok, f"{problem.key}: {found.reason}"
-            with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
-                call()
-            graph.replay()
-
-
-def made(problem: Problem, config: Config) -> Record:
-    device = driver.open_driver(driver.find_vendor() or "").device()
-    units = device.properties["compute_units"]
-    toolchain = {"triton": settings.version("triton")}
-    return Record(
-        problem, device.arch, config, "triton", 1e-6, 0.0, "events", compute_units=units, toolchain=toolchain,
-        library="torch", library_seconds=1.0,
-    )  # fmt: skip
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+            replayed(call)
 
 
 @pytest.fixture(scope="module")
 def served() -> Problem:
     """A tuned batch, dense and in a range of M, loaded into the process's dispatcher."""
     problem = Problem(33, 136, 528, *matrices("bf16", layout="TN"), batch=6, bias="none")
-    rows = [made(p, Config("tile", 32, 64, 64, 4, 2, 4, 2)) for p in (problem, replace(problem, bias="n"))]
-    rows.append(replace(made(replace(problem, m=64, batch=3), Config("tile", 32, 64, 64, 4, 1, 4, 2)), m_from=1))
+    rows = [record(p, Config("tile", 32, 64, 64, 4, 2, 4, 2)) for p in (problem, replace(problem, bias="n"))]
+    rows.append(record(replace(problem, m=64, batch=3), Config("tile", 32, 64, 64, 4, 1, 4, 2), m_from=1))
     assert tritongemm.load(rows) == 3
     return problem
 
@@ -164,11 +143,7 @@ def test_bmm_reads_operands_as_stored(served: Problem) -> None:
 
 def test_memory_for_the_result_is_written_under_torch_compile(served: Problem) -> None:
     """By the tuned kernel, which is one operation of the graph."""
-    a, b, out = (
-        normal(6, 33, 528),
-        normal(6, 136, 528).transpose(1, 2),
-        torch.zeros(6, 33, 136, device="cuda").bfloat16(),
-    )
+    a, b, out = normal(6, 33, 528), normal(6, 136, 528).transpose(1, 2), normal(6, 33, 136)
     compiled = torch.compile(lambda a, b, out: tritongemm.bmm(a, b, out=out), fullgraph=True)
     compiled(a, b, out)
     assert torch.equal(out, tritongemm.bmm(a, b))
@@ -184,9 +159,7 @@ def test_a_range_of_m_serves_each(served: Problem, m: int) -> None:
 def test_graphs_and_compiled_code(served: Problem) -> None:
     a, b = normal(6, 33, 528), normal(6, 136, 528).transpose(1, 2)
     tritongemm.bmm(a, b)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = tritongemm.bmm(a, b)
+    graph, found = graph_of(tritongemm.bmm, a, b)
     a.copy_(normal(6, 33, 528))
     graph.replay()
     close(found, a, b)

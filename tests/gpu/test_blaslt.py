@@ -9,30 +9,25 @@ from typing import TypeAlias
 import pytest
 import torch
 
+from tests.gpu.here import DENSE, VENDOR, needs_gpu, nvidia
 from tritongemm.backends.blaslt import algorithms
 from tritongemm.core.config import Config
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, LibraryBackend
+from tritongemm.plugins.contracts import LibraryBackend
 
-pytestmark = pytest.mark.skipif(driver.find_vendor() is None, reason="no GPU driver")
-
-BLASLT, DENSE = registry.get(LibraryBackend, "blaslt"), registry.get(Family, "dense")
+pytestmark = needs_gpu
+BLASLT = registry.get(LibraryBackend, "blaslt")
 FP8 = ("fp8e4m3fn", "fp8e4m3fn")
 Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]"  # A, B, the bias, C
 
 
 def made(problem: Problem) -> Tensors:
     given = DENSE.make_inputs(problem, "cuda")
-    return (
-        given["a"],
-        given["b"],
-        given.get("bias"),
-        torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.type.torch), device="cuda"),
-    )
+    c = torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.type.torch), device="cuda")
+    return given["a"], given["b"], given.get("bias"), c
 
 
 def named(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> Operands:
@@ -67,9 +62,8 @@ def test_layouts_and_biases(dtype: str, bias: str, row_a: bool, row_b: bool) -> 
         check(Problem(m, n, k, *matrices(dtype, layout="NT"[row_a] + "NT"[row_b]), bias=bias))
 
 
-@pytest.mark.skipif(
-    driver.find_vendor() != "nvidia" or torch.cuda.get_device_capability() < (8, 9), reason="no fp8 units"
-)
+@nvidia
+@pytest.mark.skipif(not VENDOR or torch.cuda.get_device_capability() < (8, 9), reason="no fp8 units")
 @pytest.mark.parametrize("out", ["fp16", "bf16", "fp32", "fp8e4m3fn"])
 def test_fp8_in_every_output(out: str) -> None:
     for bias in ("none",) if out == "fp8e4m3fn" else ("none", "n"):
@@ -106,7 +100,7 @@ def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
     assert gone is not None and algorithms.resolve(gone, problem, 1) is None
 
 
-@pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="hipBLASLt's indices need no rebuilding")
+@nvidia  # hipBLASLt's indices need no rebuilding
 def test_algorithms_are_rebuilt_from_their_attributes() -> None:
     problem = Problem(256, 1280, 2048, *matrices("bf16", layout="TN"))
     operands = made(problem)

@@ -22,15 +22,13 @@ LOG = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, gpu_machine: Machine, gpu_cache: Path) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, gpu_machine: Machine) -> Path:
     """A campaign after its third stage."""
     place = tmp_path_factory.mktemp("campaign")
     (place / "job.log").write_text(LOG)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-        for stage in ("configs", "tune", "merge"):
-            words = [str(place / "job.log"), "-o", str(place / "tunings"), "--only", stage, "--thr", "1"]
-            assert optimize.main([*words, "--population", "8", "--generations", "2"]) == shell.DONE
+    for stage in ("configs", "tune", "merge"):
+        words = [str(place / "job.log"), "-o", str(place / "tunings"), "--only", stage, "--thr", "1"]
+        assert optimize.main([*words, "--population", "8", "--generations", "2"]) == shell.DONE
     return place / "tunings"
 
 
@@ -53,13 +51,11 @@ def test_results_are_measured_and_verified(folder: Path) -> None:
         assert row.record.error <= row.record.tolerance
 
 
-def test_every_device_worked(folder: Path, gpu_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_device_worked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tuned again by all devices, each of which says how busy it was."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-        for path in folder.glob("tuned.yaml*"):
-            path.unlink()
-        words = ["-o", str(folder), "--only", "tune", "--population", "8", "--generations", "2"]
-        assert optimize.main(words) == shell.DONE
+    for path in folder.glob("tuned.yaml*"):
+        path.unlink()
+    words = ["-o", str(folder), "--only", "tune", "--population", "8", "--generations", "2"]
+    assert optimize.main(words) == shell.DONE
     reported = capsys.readouterr().err
     assert sum(one.startswith("device ") and " busy " in one for one in reported.splitlines()) == count_devices()

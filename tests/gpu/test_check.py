@@ -16,14 +16,7 @@ SIZES = [Problem(m, n, 512, *matrices("bf16", layout="TN")) for m in (32, 64, 20
 CONFIGS = [Config("tile", 32, 64, 64, 4, 1, 4, 3), Config("tile", 64, 64, 64, 4, 1, 4, 3)]
 
 
-def test_all_gpus_repair(
-    gpu_machine: Machine,
-    gpu_cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
+def test_all_gpus_repair(gpu_machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, tools = gpu_machine.target, {"triton": settings.version("triton"), "torch": settings.version("torch")}
     records = [
         Record(

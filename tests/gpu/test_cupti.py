@@ -6,11 +6,12 @@ import struct
 import pytest
 import torch
 
+from tests.gpu.here import nvidia
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.profilers import cupti
 from tritongemm.hip_ext.profilers.trace import TraceError
 
-pytestmark = pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="no NVIDIA driver")
+pytestmark = nvidia
 
 LAUNCHES = 20
 

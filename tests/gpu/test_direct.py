@@ -11,21 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
+from tests.gpu.here import ARCH, DENSE, graph_of, needs_gpu, replayed
 from tritongemm.backends.blaslt.served_algorithm import WORKSPACE_BYTES, LoadedAlgorithm
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import calls
 from tritongemm.serving.dispatcher import Dispatcher
 
-VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
-pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
-DENSE = registry.get(Family, "dense")
-ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
+pytestmark = needs_gpu
 HERE = (ARCH, ".".join(torch.__version__.split(".")[:2]), torch.version.cuda or "")
 known = pytest.mark.skipif(HERE not in WORKSPACE_BYTES, reason=f"{HERE} was never compared; WORKSPACE_BYTES lacks it")
 
@@ -165,9 +160,7 @@ def test_it_is_right_and_follows_its_operands(size: tuple[int, int, int], bias: 
         assert verify.deviation(out, exact * scale) <= DENSE.tolerance(p)
     stacked = mine.run(x.view(1, *x.shape), w, added, None)
     assert stacked.shape == (1, *exact.shape) and torch.equal(stacked[0], functional.linear(x, w, added))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = mine.run(x, w, added, None)
+    graph, captured = graph_of(mine.run, x, w, added, None)
     x.mul_(2)
     if added is not None:
         added.mul_(2)
@@ -181,11 +174,7 @@ def test_a_capture_before_the_first_call_is_pytorchs() -> None:
     x, w, _ = operands(16, 1280, 8192, "none", torch.bfloat16)
     mine = Dispatcher()
     mine.run(x[:2], w, None, None)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        resolution, out = mine.explain(x, w).resolution, mine.run(x, w, None, None)
-    graph.replay()
-    torch.cuda.synchronize()
+    resolution, out = replayed(lambda: (mine.explain(x, w).resolution, mine.run(x, w, None, None)))
     assert resolution.kernel is None and not resolution.lasting
     assert torch.equal(out, functional.linear(x, w))
     assert mine.explain(x, w).resolution.kernel is not None
@@ -213,11 +202,7 @@ def test_where_pytorch_won_its_kernel_is_ready_after_loading() -> None:
     x, w, _ = operands(p.m, p.n, p.k, "none", torch.bfloat16)
     mine = Dispatcher()
     mine.load([Record(p, ARCH, Config("tile", 16, 64, 64), "torch", 1e-6, 0.0, "events", library="torch")])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        resolution, out = mine.explain(x, w).resolution, mine.run(x, w, None, None)
-    graph.replay()
-    torch.cuda.synchronize()
+    resolution, out = replayed(lambda: (mine.explain(x, w).resolution, mine.run(x, w, None, None)))
     assert resolution.kind == "library" and resolution.kernel is not None
     assert torch.equal(out, functional.linear(x, w))
 

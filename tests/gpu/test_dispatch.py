@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,22 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tests.support import linear_layers
+from tests.gpu.here import DENSE, TMA, VENDOR, needs_gpu, record, replayed
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, LibraryBackend
+from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_table import RecordTable
 
-VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
-pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
-DENSE = registry.get(Family, "dense")
-ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
-TMA = ARCH.startswith("sm") and int(ARCH[2:]) >= 90
+pytestmark = needs_gpu
 
 
 def problem(m: int, n: int, k: int, bias: str = "none", c: str = "bf16") -> Problem:
@@ -83,20 +76,13 @@ if TMA:
 SHARED = [name for name in CASES if CASES[name][1].split_k > 1 or name == "stream-K"]
 
 
-def record(of: Problem, config: Config, **changes: Any) -> Record:
-    return linear_layers.record(of, config, **{"target": ARCH, **changes})
-
-
 @pytest.fixture(scope="module", autouse=True)
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def loaded() -> None:
     """Every case loaded, and one size that the library won."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        records = [record(*case) for case in CASES.values()]
-        assert len({case[0] for case in CASES.values()}) == len(CASES), "two cases of one size"
-        won = record(problem(64, 64, 64), Config("tile", 16, 16, 16), winner="torch", library="torch")
-        assert tritongemm.load([*records, won]) == len(records) + 1
-        yield
+    records = [record(*case) for case in CASES.values()]
+    assert len({case[0] for case in CASES.values()}) == len(CASES), "two cases of one size"
+    won = record(problem(64, 64, 64), Config("tile", 16, 16, 16), winner="torch")
+    assert tritongemm.load([*records, won]) == len(records) + 1
 
 
 @pytest.fixture(autouse=True)
@@ -300,17 +286,12 @@ def test_an_algorithm_of_the_library_serves(bias: str) -> None:
     split = next((c for c in configs if c.split_k > 1), configs[-1])
     for config in (configs[0], split):
         unloaded = Dispatcher()
-        unloaded.load([record(p, config, winner="blaslt", library="torch")])
+        unloaded.load([record(p, config, winner="blaslt")])
         assert unloaded.explain(x, w, given).resolution.kind == "exact"
         for scale in (1, 2):  # other addresses
             moved = unloaded.run(x * scale, w.clone(), None if given is None else given * scale, None)
             assert verify.deviation(moved, exact * scale) <= DENSE.tolerance(p)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = unloaded.run(x, w, given, None)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert verify.deviation(captured, exact) <= DENSE.tolerance(p)
+        assert verify.deviation(replayed(unloaded.run, x, w, given, None), exact) <= DENSE.tolerance(p)
 
 
 def test_other_records_fall_back() -> None:
@@ -347,10 +328,5 @@ def test_a_capture_before_loading_is_computed_by_pytorch() -> None:
     late._records, late._records_read = RecordTable([record(*CASES["split"])]), True
     late.run(x[:2], torch.empty(8, 1024, device="cuda", dtype=torch.bfloat16), None, None)
     late._devices = {}
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = late.run(x, w, None, None)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert_right("split", out, exact)
+    assert_right("split", replayed(late.run, x, w, None, None), exact)
     assert late.explain(x, w).resolution.kind == "exact"

@@ -15,16 +15,15 @@ import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
+from tests.gpu.here import VENDOR, needs_gpu, nvidia
 from tests.support import ROOT
 from tritongemm.core.errors import DriverError
 from tritongemm.core.launch import Launch, Param
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.driver import driver, tensor_map
 
-VENDOR = driver.find_vendor()
-pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU driver")
+pytestmark = needs_gpu
 Scaling = tuple[bytes, driver.Function, int]
-nvidia = pytest.mark.skipif(VENDOR != "nvidia", reason="NVIDIA only")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -66,7 +65,7 @@ CLUSTER_PTX = """
 
 @pytest.fixture(scope="module")
 def device() -> driver.Device:
-    return driver.open_driver(VENDOR).device()
+    return driver.open_driver(VENDOR or "").device()
 
 
 def compiled(
@@ -108,7 +107,7 @@ def test_device_facts_agree_with_torch(device: driver.Device) -> None:
     free, total = device.memory()
     assert 0 < free < total <= facts["memory_bytes"]
     assert facts["clock_khz"] > 100_000 and facts["bus_id"].count(":") == 2
-    print(device.name, device.arch, facts, driver.open_driver(VENDOR).version())
+    print(device.name, device.arch, facts, driver.open_driver(VENDOR or "").version())
 
 
 def test_memory_and_streams(device: driver.Device) -> None:
@@ -132,11 +131,8 @@ def test_kernel_on_torch_tensors(device: driver.Device, scaling: Scaling) -> Non
     (read,) = code_object.read(code)
     reported = function.attributes
     print("attributes", reported, "read", read.registers, read.spills, read.shared)
-    assert (reported["registers"], reported["local_bytes"], reported["shared_bytes"]) == (
-        read.registers,
-        read.spills,
-        read.shared,
-    )
+    counted = reported["registers"], reported["local_bytes"], reported["shared_bytes"]
+    assert counted == (read.registers, read.spills, read.shared)
     assert code_object.arch(code) == device.arch
     assert read.explicit_bytes == 40
     x = torch.randn(5000, device="cuda")
@@ -153,24 +149,15 @@ def test_kernel_on_torch_tensors(device: driver.Device, scaling: Scaling) -> Non
 
 def test_product_with_more_shared_memory_than_the_default(device: driver.Device) -> None:
     types = {"a": "*fp16", "b": "*fp16", "c": "*fp32", "K": "i32", "stride": "i32"}
-    code, metadata = compiled(
-        product,
-        types,
-        {"M": 128, "N": 128, "BK": 64},
-        ("a", "b", "c", "K", "stride"),
-        num_warps=4,
-        num_stages=3 if VENDOR == "nvidia" else 2,
-    )
+    sizes, stages = {"M": 128, "N": 128, "BK": 64}, 3 if VENDOR == "nvidia" else 2
+    code, metadata = compiled(product, types, sizes, ("a", "b", "c", "K", "stride"), num_warps=4, num_stages=stages)
     (read,) = code_object.read(code)
     assert metadata.shared > 48 * 1024 or VENDOR == "amd"
     function = device.load(code).function(read.symbol)
     reported = function.attributes
     print("product", reported, "read", read, metadata.shared)
-    assert (reported["registers"], reported["local_bytes"], reported["shared_bytes"]) == (
-        read.registers,
-        read.spills,
-        read.shared,
-    )
+    counted = reported["registers"], reported["local_bytes"], reported["shared_bytes"]
+    assert counted == (read.registers, read.spills, read.shared)
     a, b = (torch.randn(512, 512, device="cuda", dtype=torch.float16) for _ in range(2))
     c = torch.full((512, 512), float("nan"), device="cuda")
     torch.cuda.synchronize()
@@ -302,15 +289,8 @@ def test_tensor_maps_for_host_descriptors(device: driver.Device, dtype: str) -> 
     torch.cuda.synchronize()
     params, maps = [Param("pointer", "marker")], {}
     for tensor, meta in zip((source, target), metadata.tensordesc_meta, strict=True):
-        maps[len(params)] = device.tensor_map(
-            tensor.data_ptr(),
-            meta["elem_type"],
-            meta["elem_size"],
-            (rows, columns),
-            stride,
-            tuple(meta["block_size"]),
-            meta["swizzle"],
-        )
+        kinds, tile = (meta["elem_type"], meta["elem_size"]), (tuple(meta["block_size"]), meta["swizzle"])
+        maps[len(params)] = device.tensor_map(tensor.data_ptr(), *kinds, (rows, columns), stride, *tile)
         params += [Param("tma"), Param("i32", rows), Param("i32", columns), Param("i64", stride), Param("i64", 1)]
     params += [Param("pointer"), Param("pointer")]
     launch = Launch("", "copy", (7, 2, 1), (128, 1, 1), metadata.shared, tuple(params), ())

@@ -12,7 +12,7 @@ import tritongemm
 from tests.cpu.integrations.test_int4_layers import LinearBase
 from tests.cpu.operations.test_four_bit_weights import GROUP, HALF, NUMBERS, K, N
 from tests.cpu.serving.test_patch_w4 import rows
-from tests.gpu.test_batched import made
+from tests.gpu.here import record, replayed
 from tests.support.fakes.servers import install_vllm, install_vllm_int4
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
@@ -25,36 +25,21 @@ from tritongemm.operations.linear_w4 import dequantize
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
-from tritongemm.serving.dispatcher import Dispatcher
 
-pytestmark = pytest.mark.usefixtures("gpu_machine")
+pytestmark = pytest.mark.usefixtures("gpu_machine", "dispatcher")
 EXPERTS, HIDDEN, INNER = 4, 256, 128
 
 
-@pytest.fixture(autouse=True)
-def dispatcher(gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    """That of a process which has read nothing."""
-    unloaded = Dispatcher()
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
-    return unloaded
-
-
-def in_graph(call: Any) -> Tensor:
+def in_graph(call: Any, *given: Tensor) -> Tensor:
     """What a captured call computes, after one that loads its kernels."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out: Tensor = call()
-    graph.replay()
-    torch.cuda.synchronize()
+    call(*given)
+    out: Tensor = replayed(call, *given)
     return out
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of, file = rows("halves_32", m=4, bias="n").problem, tmp_path / "tuned.yaml"
-    file.write_text(results_format().write([made(of, Config("tile", 16, 64, 64, 1, 1, 4, 2))]), encoding="utf-8")
+    file.write_text(results_format().write([record(of, Config("tile", 16, 64, 64, 1, 1, 4, 2))]), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
     install_vllm(monkeypatch)
@@ -69,7 +54,7 @@ def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: pytes
     exact = x.double() @ ((NUMBERS - 8) * factors).t().cuda() + torch.arange(N, device="cuda")
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     for call in (layer, compiled):
-        assert deviation(in_graph(lambda call=call: call(x)), exact) < 1e-2
+        assert deviation(in_graph(call, x), exact) < 1e-2
     assert tritongemm.explain("linear_w4", x, layer.tritongemm_w4_weight, layer.tritongemm_w4_scale,
                               "halves_32", layer.tritongemm_w4_bias).startswith("exact: ")  # fmt: skip
 
@@ -86,7 +71,6 @@ class Mxfp4GptOssExperts(nn.Module):  # type: ignore[misc]
 Mxfp4GptOssExperts.__module__ = "transformers.integrations.mxfp4"
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def test_gpt_oss_experts_in_a_graph(gpu_machine: Machine) -> None:
     experts, numbers = Mxfp4GptOssExperts(), {}
     layout = SimpleNamespace(unswizzle_data=lambda data: data)
@@ -104,7 +88,7 @@ def test_gpt_oss_experts_in_a_graph(gpu_machine: Machine) -> None:
         numbers[name] = torch.stack([dequantize(w, s, "plain", torch.float32) for w, s in each]).double(), bias.double()
         plain = Problem(12, n, k, *matrices("bf16", "fp4e2m1", "bf16", layout="TN"), groups=Groups(EXPERTS))
         of = registry.get(Family, "a16w4").problem(plain, "weight_mx")
-        records.append(made(of, Config("grouped", 16, 64, 64, 1, 1, 4, 2)))
+        records.append(record(of, Config("grouped", 16, 64, 64, 1, 1, 4, 2)))
     patched = tritongemm.patch(nn.ModuleDict({"experts": experts}), records)
     assert str(patched) == "1 of 1 linear layers and mixtures of experts are served"
     x = torch.randn(6, HIDDEN, device="cuda").bfloat16()
@@ -117,4 +101,4 @@ def test_gpt_oss_experts_in_a_graph(gpu_machine: Machine) -> None:
             gate, up = both[::2].clamp(max=7), both[1::2].clamp(-7, 7)
             inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
             exact[token] += weight * (w2[expert] @ inner + b2[expert])
-    assert deviation(in_graph(lambda: experts(x, ids, weights)), exact) < 4e-2
+    assert deviation(in_graph(experts, x, ids, weights), exact) < 4e-2

@@ -1,12 +1,11 @@
 """Weights of four bits on a real GPU: zero points, an A of eight bits, groups; kernels against float64."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 
-from tests.gpu.test_numeric import triton, verify_all
+from tests.gpu.here import fp8, needs_gpu, triton
+from tests.gpu.test_numeric import verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
@@ -15,7 +14,7 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = needs_gpu
 CONFIGS = (
     Config("tile", 64, 64, 64, 4, 1, 4, 3),
     Config("tile", 16, 64, 128, 1, 3, 4, 4, (("swap_ab", 1),)),
@@ -40,9 +39,9 @@ CASES = {
 
 @pytest.mark.parametrize("room", [None, 0, 140], ids=["one", "groups", "masked"])
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_are_right(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, case: str, room: int | None) -> None:
+def test_kernels_are_right(gpu: GpuEvaluator, compiler: BuildPool, case: str, room: int | None) -> None:
     of_a, of_b, granularities, order = CASES[case]
-    of_a = ("fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn") if of_a == "fp8" else of_a
+    of_a = fp8(gpu.target) if of_a == "fp8" else of_a
     family = registry.get(Family, case.split()[0])
     groups = None if room is None else Groups(len(COUNTS), room, "captured", COUNTS)
     for scales in granularities:
@@ -53,4 +52,4 @@ def test_kernels_are_right(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Pat
             continue
         configs = [c for c in (GROUPED if groups else CONFIGS) if triton().check(c, problem, gpu.target)]
         assert len(configs) >= 2
-        verify_all(gpu, compiler, tmp_path, [problem], configs)
+        verify_all(gpu, compiler, [problem], configs)

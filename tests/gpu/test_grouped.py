@@ -9,8 +9,8 @@ import yaml
 from torch.nn import functional
 
 import tritongemm
-from tests.gpu.test_numeric import triton
-from tests.support.linear_layers import record
+from tests.gpu.here import graph_of, needed_fp8, record, triton
+from tests.gpu.test_numeric import verify_all
 from tritongemm.build.few_expert_kernels import SCALES
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
@@ -51,41 +51,12 @@ CONFIGS = (
 )
 
 
-def fp8(target: Target) -> str:
-    if target.fp8 == "none":
-        pytest.skip("no fp8 units")
-    return "fp8e4m3fnuz" if target.fp8 == "fnuz" else "fp8e4m3fn"
-
-
 def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0, scales: str = "") -> Problem:
+    groups = Groups(len(COUNTS), room, "captured", COUNTS)
     made: Problem = registry.get(Family, family).problem(
-        Problem(
-            sum(COUNTS),
-            n,
-            k,
-            *matrices(dtype, c=dtype_c, layout="TN"),
-            groups=Groups(len(COUNTS), room=room, spread="captured", counts=COUNTS),
-        ),
-        scales,
+        Problem(sum(COUNTS), n, k, *matrices(dtype, c=dtype_c, layout="TN"), groups=groups), scales
     )
     return made
-
-
-def verify_all(gpu: GpuEvaluator, compiler: BuildPool, problems: list[Problem]) -> None:
-    """Every config that can be and is built is right for each problem."""
-    right = 0
-    for asked in problems:
-        chosen = [c for c in CONFIGS if triton().check(c, asked, gpu.target)]
-        assert chosen, asked.key
-        jobs = {job.digest: job for job in (triton().compile_job(c, asked, gpu.target) for c in chosen)}
-        for built in compiler.stream(jobs.values()):
-            if built.status == "out_of_resources":
-                continue
-            assert built.status == "ok", f"{built.config.name}: {built.reason}"
-            (trial,) = gpu.verify(asked, [built])
-            assert trial.status == "ok", f"{asked.key} {trial.config.name}: {trial.status} {trial.reason}"
-            right += 1
-    assert right >= len(problems)
 
 
 @pytest.mark.parametrize("room", [0, 140])
@@ -96,24 +67,21 @@ def test_groups(gpu: GpuEvaluator, compiler: BuildPool, kind: str, room: int) ->
         plain = problem("dense", "fp16", "fp16", 136, 256, room).stored(True, True)
         problems = [*(problem("dense", "bf16", "bf16", n, k, room) for n, k in ((71, 203), (256, 512))), plain]
     else:
-        dtype = fp8(gpu.target) if kind == "fp8" else kind
+        dtype = needed_fp8(gpu.target) if kind == "fp8" else kind
         problems = [
             problem("a8w8", dtype, "bf16", 272, 400, room),
             problem("a8w8_blockscale", dtype, "bf16" if kind == "fp8" else "fp32", 400, 640, room),
         ]
         problems += [problem("dense", dtype, "int32", 272, 400, room)] if kind == "int8" else []
-    verify_all(gpu, compiler, problems)
+    verify_all(gpu, compiler, problems, CONFIGS)
 
 
 @pytest.mark.parametrize("family", ["dense", "a8w8_blockscale"])
-def test_groups_are_tuned_and_served(
-    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_groups_are_tuned_and_served(gpu_machine: Machine, tmp_path: Path, family: str) -> None:
     """Tuned for one spread, right for others; a graph reads the numbers of rows when it is replayed."""
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
     dtype = "bf16" if family == "dense" else "fp8"
     if dtype == "fp8":
-        fp8(gpu_machine.target)
+        needed_fp8(gpu_machine.target)
     out = tmp_path / "out.yaml"
     argv = ["-m", "100", "-n", "512", "-k", "256", "-col_b", "--groups", "8", "--spread", "skewed", "--family", family]
     assert tune.main([*argv, "-dtype_a", dtype, "--budget", "24", "--libtype", "triton", "-o", str(out)]) == 0
@@ -128,9 +96,7 @@ def test_groups_are_tuned_and_served(
         exact = registry.get(Family, family).reference(asked, operands)
         tolerance = registry.get(Family, family).tolerance(asked)
         close(tritongemm.grouped_mm(*given), exact, tolerance)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            c = tritongemm.grouped_mm(*given)
+        graph, c = graph_of(tritongemm.grouped_mm, *given)
         other = torch.tensor([0] * 7 + [m], dtype=torch.int32, device="cuda")
         operands["offsets"].copy_(other)
         graph.replay()
@@ -138,12 +104,9 @@ def test_groups_are_tuned_and_served(
         close(c, registry.get(Family, family).reference(asked, operands), tolerance)
 
 
-def test_a_servers_table_of_experts_is_written(
-    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_servers_table_of_experts_is_written(gpu_machine: Machine, tmp_path: Path) -> None:
     """Both products of a layer, and the config that is fastest at them together, by the name that vLLM looks up."""
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    fp8(gpu_machine.target)
+    needed_fp8(gpu_machine.target)
     name = "E=8,N=256,device_name=any,dtype=fp8_w8a8,block_shape=[128,128].json"
     size = ["--for", "vllm", "--groups", "8", "--top_k", "2", "-n", "256", "-k", "512", "-m", "16"]
     run = ["--family", "a8w8_blockscale", "--budget", "16", "-o", str(tmp_path / name)]
@@ -154,17 +117,14 @@ def test_a_servers_table_of_experts_is_written(
 
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.template != "grouped"], ids=lambda c: c.name)
-def test_each_kernel_is_served(
-    gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, config: Config
-) -> None:
+def test_each_kernel_is_served(gpu_machine: Machine, config: Config) -> None:
     """Groups whose rows are no multiple of a tile's: the rows of others stay as they are."""
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    dtype = fp8(gpu_machine.target)
+    dtype = needed_fp8(gpu_machine.target)
     family = registry.get(Family, "a8w8_blockscale")
     asked = problem("a8w8_blockscale", dtype, "bf16", 512, 256)
     if not triton().check(config, asked, gpu_machine.target):
         pytest.skip("not for this GPU, or not for these scales")
-    assert tritongemm.load([record(asked, config, target=gpu_machine.target.name)]) == 1
+    assert tritongemm.load([record(asked, config)]) == 1
     for seed in range(2):
         operands = family.make_inputs(asked, "cuda", seed=seed)
         given = (operands["a"], operands["b"], operands["offsets"], operands["scale_a"].mT, operands["scale_b"])
@@ -172,7 +132,7 @@ def test_each_kernel_is_served(
 
 
 def _asked(family: str, target: Target, m: int, spread: str) -> Problem:
-    dtype = "bf16" if family == "dense" else fp8(target)
+    dtype = "bf16" if family == "dense" else needed_fp8(target)
     made: Problem = registry.get(Family, family).problem(
         Problem(m, 512, 256, *matrices(dtype, c="bf16", layout="TN"), groups=Groups(8, spread=spread))
     )
@@ -217,7 +177,7 @@ def test_a_mixture_of_experts(
     elif mode:
         dtype = torch.int8
         if mode != "row int8":
-            dtype = torch.float8_e4m3fnuz if fp8(gpu_machine.target).endswith("uz") else torch.float8_e4m3fn
+            dtype = torch.float8_e4m3fnuz if needed_fp8(gpu_machine.target).endswith("uz") else torch.float8_e4m3fn
         (w1, scales[0]), (w2, scales[1]) = (quantised(w, mode, dtype) for w in (w1, w2))
 
     def compute() -> torch.Tensor:

@@ -17,15 +17,8 @@ from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 @pytest.mark.parametrize("room", [0, 264])
 def test_groups_of_rows(gpu_machine: Machine, family: str, dtype: str, counts: tuple[int, ...], room: int) -> None:
     backend, numbers = registry.get(LibraryBackend, "deepgemm"), registry.get(Family, family)
-    problem = numbers.problem(
-        Problem(
-            sum(counts),
-            1040,
-            768,
-            *matrices(dtype, c="bf16", layout="TN"),
-            groups=Groups(len(counts), room=room, spread="captured", counts=counts),
-        )
-    )
+    groups, operands_of = Groups(len(counts), room, "captured", counts), matrices(dtype, c="bf16", layout="TN")
+    problem = numbers.problem(Problem(sum(counts), 1040, 768, *operands_of, groups=groups))
     state = registry.available(Backend, "deepgemm") and backend.supports(problem, gpu_machine.target)
     if not state:
         pytest.skip(state.reason)

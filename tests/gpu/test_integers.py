@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import tritongemm
-from tests.gpu.test_batched import made
-from tests.gpu.test_numeric import triton
+from tests.gpu.here import record, triton
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.machine import Machine
@@ -53,7 +52,7 @@ def test_sums_are_exact_beyond_float32(gpu_machine: Machine, config: Config, siz
     exact = (a.double() @ w.double().T).to(torch.int64)
     assert exact.min() > 2**26
     mine = Dispatcher()
-    assert mine.load([made(problem, config)]) == 1
+    assert mine.load([record(problem, config)]) == 1
     for _ in range(3):  # counters and flags of cut tiles are as they were
         found = mine.run(a, w, None, torch.int32)
         assert torch.equal(found.long(), exact)
@@ -61,7 +60,7 @@ def test_sums_are_exact_beyond_float32(gpu_machine: Machine, config: Config, siz
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
-def test_scales_multiply_the_exact_sum(gpu_machine: Machine, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_multiply_the_exact_sum(gpu_machine: Machine, config: Config, dispatcher: Dispatcher) -> None:
     """Factors are powers of two and sums multiples of 64 below 2 ** 30: float32 has every bit of the result."""
     m, n, k = 300, 528, 4096
     problem = registry.get(Family, "a8w8").problem(Problem(m, n, k, *matrices("int8", c="fp32", layout="TN")))
@@ -71,8 +70,7 @@ def test_scales_multiply_the_exact_sum(gpu_machine: Machine, config: Config, mon
     of_a = torch.randint(-10, 11, (m,), device="cuda").float().exp2()
     of_b = torch.randint(-10, 11, (n,), device="cuda").float().exp2()
     exact = (a.double() @ w.double().T) * of_a[:, None].double() * of_b[None, :].double()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
-    assert tritongemm.load([made(problem, config)]) == 1
+    assert dispatcher.load([record(problem, config)]) == 1
     found = tritongemm.scaled_mm(a, w, of_a, of_b, out_dtype=torch.float32)
     assert torch.equal(found.double(), exact)
     assert tritongemm.explain("scaled_mm", a, w, of_a, of_b, out_dtype=torch.float32).startswith("exact")

@@ -1,6 +1,5 @@
 """Rows have the same bits at every M and place on a real GPU: of tuned rows, untuned kernels and a model."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 import tritongemm
+from tests.gpu.here import replayed
 from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.record import Record
@@ -20,14 +20,17 @@ SOME = (1, 2, 5, 16, 17, 64, 100, 256, MOST)
 
 
 @pytest.fixture(autouse=True)
-def empty(monkeypatch: pytest.MonkeyPatch, gpu_machine: Machine, gpu_cache: Path) -> Iterator[Dispatcher]:
-    """A dispatcher without rows, and a cache that the run shares."""
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    dispatcher = Dispatcher()
+def empty(gpu_machine: Machine, dispatcher: Dispatcher) -> Dispatcher:
+    """A dispatcher without rows."""
     dispatcher.load([])
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    with torch.no_grad():
-        yield dispatcher
+    return dispatcher
+
+
+def tune(path: Path, n: int, k: int, most: int, defaults: Defaults, invariant: bool | str = True) -> list[Record]:
+    """An invariant table over M, tuned quickly."""
+    source = SizeSource(n=n, k=k, m_range=(1, most), defaults=defaults)
+    request = replace(TuneRequest(), sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(path))
+    return list(tritongemm.autotune(replace(request, invariant=invariant)))
 
 
 def operands(n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,11 +54,7 @@ def assert_invariant(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def table(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     """An invariant table over M, tuned quickly, with the library's algorithms."""
     path = tmp_path_factory.mktemp("tuned") / "invariant.yaml"
-    plain = TuneRequest()
-    defaults = Defaults.of("bf16", layout="TN")
-    source = SizeSource(n=N, k=K, m_range=(1, 256), defaults=defaults)
-    request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(path))
-    return list(tritongemm.autotune(replace(request, invariant="library")))
+    return tune(path, N, K, 256, Defaults.of("bf16", layout="TN"), "library")
 
 
 def test_untuned_kernels(empty: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +80,8 @@ def test_rows_of_a_table_and_untuned_kernels_beyond_it(
 def test_a_narrow_product_has_the_order_that_races_choose_with_rows_and_without(
     empty: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, (n, k) = TuneRequest(), (1280, 8192)
-    defaults = Defaults.of("bf16", layout="TN")
-    source = SizeSource(n=n, k=k, m_range=(1, 128), defaults=defaults)
-    request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(tmp_path / "t.yaml"))
-    table = list(tritongemm.autotune(replace(request, invariant=True)))
+    n, k = 1280, 8192
+    table = tune(tmp_path / "t.yaml", n, k, 128, Defaults.of("bf16", layout="TN"))
     assert len({(r.order, r.row_bits) for r in table}) == 1, {r.order for r in table}
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     empty.load(table)
@@ -114,11 +110,7 @@ def test_a_patched_model_gives_a_sequence_the_same_bits_alone_and_in_a_batch(emp
     every = model(x)
     for m in (1, 16, 64):
         assert torch.equal(model(x[:m]), every[:m])
-        graph, part = torch.cuda.CUDAGraph(), x[:m].clone()
-        with torch.cuda.graph(graph):
-            captured = model(part)
-        graph.replay()
-        assert torch.equal(captured, every[:m])
+        assert torch.equal(replayed(model, x[:m].clone()), every[:m])
     patch.undo()
 
 
@@ -126,11 +118,8 @@ def test_fp8_blocks_have_the_same_bits_by_rows_and_by_untuned_kernels(
     empty: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Activations are quantised row by row; at some M a row of the table serves, at others an untuned kernel."""
-    plain, n = TuneRequest(), 1024
-    defaults = Defaults.of(layout="TN", family="a8w8_blockscale")
-    source = SizeSource(n=n, k=K, m_range=(1, 128), defaults=defaults)
-    request = replace(plain, sizes=source, search=SearchScope(effort="quick"), outputs=Outputs(tmp_path / "fp8.yaml"))
-    table = list(tritongemm.autotune(replace(request, invariant=True)))
+    n = 1024
+    table = tune(tmp_path / "fp8.yaml", n, K, 128, Defaults.of(layout="TN", family="a8w8_blockscale"))
     assert {r.order for r in table} == {f"1x{K} blocks of 128 by wgmma"} and len({r.row_bits for r in table}) == 1
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     empty.load(table)

@@ -11,19 +11,19 @@ import pytest
 import torch
 
 import tritongemm
+from tests.gpu.here import DENSE, fp8, needed_fp8, normal, record, replayed
 from tests.gpu.test_dispatch import CASES
 from tests.support import ROOT, stored_calls
+from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.record import Record
 from tritongemm.export.library import building, writing
+from tritongemm.export.library.building import Built
 from tritongemm.export.library.writing import Contents
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
 
-DENSE = registry.get(Family, "dense")
 RANGED = ("tile", "split", "stream-K", "tma", "persistent")  # cases that are tried as ranges of M too
 SERVED = """
 import sys
@@ -40,29 +40,8 @@ print([name for name in REFUSED if name in sys.modules])
 """
 
 
-@pytest.fixture(scope="module")
-def library(
-    gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Record]]:
-    """A library of this GPU's kernels, each of one size, and some of ranges of M, and its results."""
-    target, tools = gpu_machine.target, {"triton": settings.version("triton")}
-    records = [
-        Record(
-            p, target.name, config, "triton", 1e-6, 0.0, "events", compute_units=target.compute_units, toolchain=tools
-        )
-        for p, config in CASES.values()
-        if p.c.dtype == "bf16" and p.bias == "none"
-    ]
-    ranged = [CASES[name] for name in RANGED if name in CASES]
-    records += [
-        replace(records[0], problem=replace(p, bias="none", n=p.n + 8), config=config, m_from=max(1, p.m // 2))
-        for p, config in ranged
-    ]
-    path = tmp_path_factory.mktemp("library") / "kernels.zip"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-        built = building.build(records, gpu_machine)
-    assert len(built.entries) > len(records) // 2, built.left_out
+def write(built: Built, path: Path) -> tuple[Path, list[Record]]:
+    """A library file, and its results."""
     contents = Contents()
     writing.merge(contents, built.entries, built.readers())
     writing.add_beside(contents, built.helpers, built.targets, built.readers())
@@ -71,15 +50,28 @@ def library(
     return path, [entry.record for entry in contents.entries.values()]
 
 
+@pytest.fixture(scope="module")
+def library(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
+    """A library of this GPU's kernels, each of one size, and some of ranges of M, and its results."""
+    records = [record(*case) for case in CASES.values() if case[0].c.dtype == "bf16" and case[0].bias == "none"]
+    records += [
+        record(replace(p, bias="none", n=p.n + 8), config, m_from=max(1, p.m // 2))
+        for p, config in (CASES[name] for name in RANGED if name in CASES)
+    ]
+    built = building.build(records, gpu_machine)
+    assert len(built.entries) > len(records) // 2, built.left_out
+    return write(built, tmp_path_factory.mktemp("library") / "kernels.zip")
+
+
 def test_every_kernel_is_right_at_every_m(library: tuple[Path, list[Record]]) -> None:
     path, records = library
     dispatcher = Dispatcher()
     dispatcher.load(path)
-    for record in records:
-        low, high = record.m_from or record.problem.m, record.problem.m
-        for m in sorted({low, (low + high) // 2, high - 1 if record.m_from else high, high}):
-            p = record.problem.at(m)
-            x, w = torch.randn(m, p.k, device="cuda").bfloat16(), torch.randn(p.n, p.k, device="cuda").bfloat16()
+    for one in records:
+        low, high = one.m_from or one.problem.m, one.problem.m
+        for m in sorted({low, (low + high) // 2, high - 1 if one.m_from else high, high}):
+            p = one.problem.at(m)
+            x, w = normal(m, p.k), normal(p.n, p.k)
             for _ in range(2):
                 c = dispatcher.run(x, w, None, None)
             kind = dispatcher.explain(x, w).resolution.kind
@@ -92,15 +84,10 @@ def test_a_kernel_that_was_called_is_captured(library: tuple[Path, list[Record]]
     path, records = library
     dispatcher, p = Dispatcher(), records[0].problem
     dispatcher.load(path)
-    x, w = torch.randn(p.m, p.k, device="cuda").bfloat16(), torch.randn(p.n, p.k, device="cuda").bfloat16()
+    x, w = normal(p.m, p.k), normal(p.n, p.k)
     expected = dispatcher.run(x, w, None, None)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        c = dispatcher.run(x, w, None, None)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(c, expected)
+    assert torch.equal(replayed(dispatcher.run, x, w, None, None), expected)
 
 
 def test_it_serves_where_nothing_can_be_compiled(library: tuple[Path, list[Record]]) -> None:
@@ -115,35 +102,25 @@ def test_it_serves_where_nothing_can_be_compiled(library: tuple[Path, list[Recor
 
 
 @pytest.fixture(scope="module")
-def all_calls(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def all_calls(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library of products with scales, batches and groups, and of the kernels beside them."""
     target = gpu_machine.target
-    if target.fp8 == "none":
-        pytest.skip("no fp8 units")
     tools = {"triton": settings.version("triton")}
     records = [
-        replace(record, target=target.name, compute_units=target.compute_units, toolchain=tools)
-        for record in stored_calls.records("fp8e4m3fnuz" if target.fp8 == "fnuz" else "fp8e4m3fn").values()
+        replace(one, target=target.name, compute_units=target.compute_units, toolchain=tools)
+        for one in stored_calls.records(needed_fp8(target)).values()
     ]
-    path = tmp_path_factory.mktemp("all_calls") / "kernels.zip"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-        built = building.build(records, gpu_machine)
+    built = building.build(records, gpu_machine)
     assert not built.left_out and not built.compiled_late, (built.left_out, built.compiled_late)
-    contents = Contents()
-    writing.merge(contents, built.entries, built.readers())
-    writing.add_beside(contents, built.helpers, built.targets, built.readers())
-    with writing.held(path):
-        writing.write(path, contents)
-    return path
+    return write(built, tmp_path_factory.mktemp("all_calls") / "kernels.zip")[0]
 
 
 def test_every_call_is_served_where_nothing_can_be_compiled(
     gpu_machine: Machine, all_calls: Path, tmp_path: Path
 ) -> None:
     """Eager and captured, against float64; no kernel of the library is left uncalled, and no call was PyTorch's."""
-    fp8 = "float8_e4m3fnuz" if gpu_machine.target.fp8 == "fnuz" else "float8_e4m3fn"
-    command = [sys.executable, "-m", "tests.support.stored_calls", str(all_calls), "cuda", fp8]
+    encoding = DTYPES[fp8(gpu_machine.target)].torch
+    command = [sys.executable, "-m", "tests.support.stored_calls", str(all_calls), "cuda", encoding]
     environment = {**os.environ, "TRITONGEMM_CACHE": str(tmp_path / "cache")}
     started = time.perf_counter()
     done = subprocess.run(
@@ -160,11 +137,10 @@ def test_every_call_is_served_where_nothing_can_be_compiled(
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 @pytest.mark.parametrize("m", [1, 300])
 def test_stored_kernels_quantise_as_compiled_ones_do(
-    gpu_machine: Machine, gpu_cache: Path, all_calls: Path, monkeypatch: pytest.MonkeyPatch, granularity: str, m: int
+    gpu_machine: Machine, all_calls: Path, monkeypatch: pytest.MonkeyPatch, granularity: str, m: int
 ) -> None:
     """Equal to the last bit; of `tensor`, which no product of the library wants, both are compiled."""
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    dtype = torch.float8_e4m3fnuz if gpu_machine.target.fp8 == "fnuz" else torch.float8_e4m3fn
+    dtype = getattr(torch, DTYPES[fp8(gpu_machine.target)].torch)
     x = torch.randn(m, 384 if granularity == "block" else 256, device="cuda").bfloat16()
     found = []
     for source in (all_calls, None):

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
+from tests.gpu.here import needs_gpu
 from tests.support.module_cases import CASES
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
@@ -27,7 +27,7 @@ from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = needs_gpu
 CONFIGS_OF_A_PROCESS = 4  # each is compiled four times
 # Imports the modules of its folder, and multiplies the operands that are beside each of them.
 OTHER_USER = """

@@ -1,13 +1,13 @@
 """Powers of two along K (OCP MX) on a real GPU: kernels against float64, `quantize`, `scaled_mm` of what it makes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import tritongemm
-from tests.gpu.test_numeric import triton, verify_all
+from tests.gpu.here import needs_gpu, triton
+from tests.gpu.test_numeric import verify_all
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
@@ -18,7 +18,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
 FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = needs_gpu
 SWAPPED = (("swap_ab", 1),)
 CONFIGS = (
     Config("tile", 64, 64, 128, 4, 1, 4, 2),
@@ -49,40 +49,34 @@ def of(dtype: str, scales: str, m: int, n: int, k: int, **more: Any) -> Problem:
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
-def test_kernels_apply_powers_of_two(
-    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str, scales: str
-) -> None:
+def test_kernels_apply_powers_of_two(gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str) -> None:
     if not gpu.target.has("dot_scaled"):
         pytest.skip(f"{gpu.target.name} has no dot_scaled")
-    for size in ((300, 528, 1040), (7, 45, 330), (72, 136, 2176)):
-        problem = of(dtype, scales, *size)
-        configs = [c for c in CONFIGS if triton().check(c, problem, gpu.target)]
-        verify_all(gpu, compiler, tmp_path, [problem], configs)
+    sizes = (300, 528, 1040), (7, 45, 330), (72, 136, 2176)
+    verify_all(gpu, compiler, [of(dtype, scales, *size) for size in sizes], CONFIGS)
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 @pytest.mark.parametrize("shared", ["", "a", "b"])
 def test_each_product_of_a_batch_has_its_own(
-    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str, scales: str, shared: str
+    gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str, shared: str
 ) -> None:
     for size in ((72, 136, 1088), (5, 45, 330)):
         problem = of(dtype, scales, *size, batch=3, shared=shared)
         configs = [c for c in CONFIGS if triton().check(c, problem, gpu.target)]
         assert {"tile", "gemv"} <= {c.template for c in configs}
-        verify_all(gpu, compiler, tmp_path, [problem], configs)
+        verify_all(gpu, compiler, [problem], configs)
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 @pytest.mark.parametrize("room", [0, 140])
-def test_each_group_has_its_own(
-    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, dtype: str, scales: str, room: int
-) -> None:
+def test_each_group_has_its_own(gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str, room: int) -> None:
     groups = Groups(len(COUNTS), room, "captured", COUNTS)
     for n, k in ((136, 1088), (45, 330)):
         problem = of(dtype, scales, sum(COUNTS), n, k, groups=groups)
         configs = [c for c in GROUPED if triton().check(c, problem, gpu.target)]
         assert {"grouped", "grouped_tile"} <= {c.template for c in configs}
-        verify_all(gpu, compiler, tmp_path, [problem], configs)
+        verify_all(gpu, compiler, [problem], configs)
 
 
 @pytest.mark.parametrize("dtype", TORCH)

@@ -5,10 +5,11 @@ import warnings
 import pytest
 import torch
 
+from tests.gpu.here import needs_gpu
 from tests.support.operation_calls import CALLS, Rows, parts
 from tritongemm.serving.quantize import own_fp8
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = needs_gpu
 # PyTorch's own products of eight bits convert the weight or make a factor, and a factor of all numbers is written.
 LAUNCHING = ("mm fp8", "mm int8", "gemm_a16w16 scaled", "quantize tensor")
 

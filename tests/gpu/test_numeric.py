@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.gpu.here import DENSE, fp8, triton
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
@@ -14,7 +14,7 @@ from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, SearchedBackend
+from tritongemm.plugins.contracts import Family
 from tritongemm.search.space import space
 
 TILE = Config("tile", 32, 64, 64, 4, 1, 4, 2)
@@ -79,11 +79,6 @@ CONFIGS = (
 LAYOUTS = list(itertools.product((True, False), repeat=2))
 
 
-def triton() -> SearchedBackend:
-    found: SearchedBackend = registry.get(SearchedBackend, "triton")
-    return found
-
-
 def usable(problem: Problem, target: Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
     """Configs that can compute a problem, of a template that this target has."""
     entire = {a.template for a in space(problem, target).axes}
@@ -92,11 +87,7 @@ def usable(problem: Problem, target: Target, configs: Sequence[Config] = CONFIGS
 
 
 def verify_all(
-    gpu: GpuEvaluator,
-    compiler: BuildPool,
-    folder: Path,
-    problems: Sequence[Problem],
-    configs: Sequence[Config] = CONFIGS,
+    gpu: GpuEvaluator, compiler: BuildPool, problems: Sequence[Problem], configs: Sequence[Config] = CONFIGS
 ) -> None:
     """Compile all, check each at full size; every one that is built has to be right."""
     wanted: dict[str, list[tuple[Problem, Config]]] = {}
@@ -125,39 +116,25 @@ def verify_all(
 
 
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
-def test_layouts_and_biases_at_odd_sizes(
-    gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, row_a: bool, row_b: bool
-) -> None:
+def test_layouts_and_biases_at_odd_sizes(gpu: GpuEvaluator, compiler: BuildPool, row_a: bool, row_b: bool) -> None:
     problems = [
         Problem(*size, *matrices(layout="NT"[row_a] + "NT"[row_b]), bias=bias)
         for size, bias in (((7, 33, 70), "n"), ((33, 100, 777), "m"), ((72, 136, 200), "none"), ((1, 1, 1), "none"))
     ]
-    verify_all(gpu, compiler, tmp_path, problems)
+    verify_all(gpu, compiler, problems)
 
 
 def dtype_sets(target: Target) -> list[tuple[str, str, str]]:
     """Combinations of A, B and C that this target's matrix units read."""
-    fp8, bf8 = ("fp8e4m3fnuz", "fp8e5m2fnuz") if target.fp8 == "fnuz" else ("fp8e4m3fn", "fp8e5m2")
-    every = [
-        ("fp16", "fp16", "fp16"),
-        ("bf16", "bf16", "bf16"),
-        ("fp32", "fp32", "fp32"),
-        ("bf16", "bf16", "fp32"),
-        ("fp16", "bf16", "fp16"),
-        ("int8", "int8", "int32"),
-        ("int8", "int8", "int8"),
-        (fp8, fp8, "fp16"),
-        (fp8, fp8, fp8),
-        (bf8, fp8, "bf16"),
-        (bf8, bf8, bf8),
-        ("fp16", fp8, "fp16"),
-    ]
-    family = registry.get(Family, "dense")
-    return [d for d in every if family.supports(Problem(1, 1, 1, *matrices(*d)), target)]
+    f, g = ("fp8e4m3fnuz", "fp8e5m2fnuz") if target.fp8 == "fnuz" else ("fp8e4m3fn", "fp8e5m2")
+    every = [("fp16",) * 3, ("bf16",) * 3, ("fp32",) * 3, ("bf16", "bf16", "fp32"), ("fp16", "bf16", "fp16")]
+    every += [("int8", "int8", "int32"), ("int8",) * 3]
+    every += [(f, f, "fp16"), (f, f, f), (g, f, "bf16"), (g, g, g), ("fp16", f, "fp16")]
+    return [d for d in every if DENSE.supports(Problem(1, 1, 1, *matrices(*d)), target)]
 
 
 @pytest.mark.parametrize("index", range(12))
-def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, index: int) -> None:
+def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, index: int) -> None:
     """Each once at an odd size and once where every template applies, weights as a linear layer stores them."""
     sets = dtype_sets(gpu.target)
     if index >= len(sets):
@@ -165,10 +142,10 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, index: i
     odd = Problem(33, 50, 99, *matrices(*sets[index], layout="TN"), bias="n")
     even = Problem(64, 128, 256, *matrices(*sets[index], layout="TN"))
     chosen = [c for c in CONFIGS if c.block_k >= 32 or gpu.target.vendor == "amd"]
-    verify_all(gpu, compiler, tmp_path, [odd, even], chosen)
+    verify_all(gpu, compiler, [odd, even], chosen)
 
 
-def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
+def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool) -> None:
     """An activation, and gate and up as one, at an odd size and where every template applies; after scales too."""
     problems = [
         Problem(33, 96, 99, *matrices(layout="TN"), bias="n", epilogue="silu_mul"),
@@ -177,22 +154,21 @@ def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> No
         Problem(72, 304, 136, *matrices("bf16", layout="TN"), bias="n", epilogue="gelu"),
         Problem(200, 1328, 520, *matrices("bf16", layout="TN"), epilogue="add"),
     ]
-    fp8 = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn"
-    scaled = Problem(72, 304, 256, *matrices(fp8, c="bf16", layout="TN"), epilogue="silu_mul")
+    scaled = Problem(72, 304, 256, *matrices(fp8(gpu.target), c="bf16", layout="TN"), epilogue="silu_mul")
     family = registry.get(Family, "a8w8")
     problems += [family.problem(scaled)] if family.supports(family.problem(scaled), gpu.target) else []
-    verify_all(gpu, compiler, tmp_path, problems)
+    verify_all(gpu, compiler, problems)
 
 
-def test_results_in_blocks(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
+def test_results_in_blocks(gpu: GpuEvaluator, compiler: BuildPool) -> None:
     """Tiles of 128 columns of C, or several of them, whose rows get factors."""
-    fp8 = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" else "fp8e4m3fn"
-    gated = Problem(200, 1536, 264, *matrices("bf16", c=fp8, layout="TN"), epilogue="silu_mul_block")
-    scaled = replace(gated, k=256, a=gated.a._replace(dtype=fp8), b=gated.b._replace(dtype=fp8))
+    e4m3 = fp8(gpu.target)
+    gated = Problem(200, 1536, 264, *matrices("bf16", c=e4m3, layout="TN"), epilogue="silu_mul_block")
+    scaled = replace(gated, k=256, a=gated.a._replace(dtype=e4m3), b=gated.b._replace(dtype=e4m3))
     family, blocks = registry.get(Family, "a8w8"), registry.get(Family, "a8w8_blockscale")
-    problems = [gated, Problem(33, 384, 136, *matrices("bf16", c=fp8, layout="TN"), bias="n", epilogue="block")]
+    problems = [gated, Problem(33, 384, 136, *matrices("bf16", c=e4m3, layout="TN"), bias="n", epilogue="block")]
     problems += [family.problem(scaled), blocks.problem(scaled, "group")]
-    if not registry.get(Family, "dense").supports(gated, gpu.target):
+    if not DENSE.supports(gated, gpu.target):
         pytest.skip(f"{gpu.target.name} has no fp8")
     configs = (
         Config("tile", 64, 256, 64, 4, 1, 8, 3),
@@ -205,28 +181,28 @@ def test_results_in_blocks(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Pat
         Config("ws_tma", 128, 128, 64, 8, 1, 8, 4),
         Config("ws_tma", 64, 256, 64, 8, 2, 4, 4),  # splits that exchange sums
     )
-    verify_all(gpu, compiler, tmp_path, problems, configs)
+    verify_all(gpu, compiler, problems, configs)
 
 
-def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
+def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool) -> None:
     """4097 along M and N: the last tile holds one row and one column, and offsets are large."""
     chosen = [c for c in CONFIGS if c.template != "gemv"]
     problems = [Problem(4097, 4097, 520, *matrices("bf16")), Problem(4097, 4104, 520)]
-    verify_all(gpu, compiler, tmp_path, problems, chosen)
+    verify_all(gpu, compiler, problems, chosen)
 
 
-def test_many_rows_or_columns_or_a_long_sum(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
+def test_many_rows_or_columns_or_a_long_sum(gpu: GpuEvaluator, compiler: BuildPool) -> None:
     problems = [Problem(1, 5000, 4099, bias="n"), Problem(100_003, 3, 5), Problem(2, 3, 100_003)]
-    verify_all(gpu, compiler, tmp_path, problems, [TILE, Config("tile", 16, 16, 64, 1, 4, 4, 2), CONFIGS[6]])
-    verify_all(gpu, compiler, tmp_path, [problems[0]], [CONFIGS[4]])
+    verify_all(gpu, compiler, problems, [TILE, Config("tile", 16, 16, 64, 1, 4, 4, 2), CONFIGS[6]])
+    verify_all(gpu, compiler, [problems[0]], [CONFIGS[4]])
 
 
-def test_offsets_beyond_31_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path) -> None:
+def test_offsets_beyond_31_bits(gpu: GpuEvaluator, compiler: BuildPool) -> None:
     """A of more than 2^31 elements: the corner of a tile needs 64 bits."""
     problem = Problem(2**21 + 3, 16, 1032, *matrices("int8", c="int32"))
     if gpu.target.memory_bytes < 60e9:
         pytest.skip("A and its float64 reference need about 40 GB")
-    verify_all(gpu, compiler, tmp_path, [problem], [Config("tile", 128, 16, 64, 8, 1, 4, 2)])
+    verify_all(gpu, compiler, [problem], [Config("tile", 128, 16, 64, 8, 1, 4, 2)])
 
 
 def test_split_k_gives_the_same_bits_every_time(gpu: GpuEvaluator, gpu_machine: Machine, compiler: BuildPool) -> None:

@@ -6,13 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-import torch
-
+from tests.gpu.here import needs_gpu
 from tests.support import ROOT
 from tritongemm.serving.online import CSV_FILE, CSV_HEADER, FILE
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = needs_gpu
 
 PROGRAM = """
 import sys, time, torch, tritongemm

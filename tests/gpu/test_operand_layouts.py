@@ -1,6 +1,6 @@
 """Rows whose A or B are stored otherwise than a linear layer's, served on a real GPU and compared with float64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,30 +9,17 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
-from tests.support.linear_layers import record
+from tests.gpu.here import TMA, graph_of, needs_gpu, normal, record
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
 
-VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
-pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
-ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
-TMA = ARCH.startswith("sm") and int(ARCH[2:]) >= 90
+pytestmark = [needs_gpu, pytest.mark.usefixtures("dispatcher")]
 M, N, K = 16, 264, 512
 CONFIGS = {"tile": Config("tile", 16, 64, 64, 1, 1, 4, 3), "split": Config("tile", 16, 64, 64, 1, 2, 4, 3)}
 CONFIGS |= {"tma": Config("tma", 64, 64, 64, 1, 1, 4, 3)} if TMA else {}
-
-
-@pytest.fixture(autouse=True)
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
-    """That of a process which has read nothing."""
-    unloaded = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
-    with torch.no_grad():
-        yield unloaded
 
 
 def rows(config: Config, *layouts: str) -> list[Record]:
@@ -41,13 +28,9 @@ def rows(config: Config, *layouts: str) -> list[Record]:
     for layout in layouts:
         for bias in ("none", "n"):
             of = Problem(M, N, K, *matrices("bf16", layout="NT"[layout[0] == "T"] + "NT"[layout[1] == "T"]), bias=bias)
-            own = record(of, config, target=ARCH)
+            own = record(of, config)
             made += [own, replace(own, problem=of.at(64), m_from=M + 1)]
     return made
-
-
-def make(*shape: int) -> Tensor:
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
 def assert_close(out: Tensor, x: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
@@ -60,7 +43,7 @@ def test_mm_serves_each_layout_by_its_own_row(name: str) -> None:
     tritongemm.load(rows(CONFIGS[name], "TT", "TN", "NT", "NN"))
     for _ in range(2):
         for m, kind in ((M, "exact"), (40, "range"), (65, "fallback")):
-            x, b, bias = make(m, K), make(K, N), make(N)
+            x, b, bias = normal(m, K), normal(K, N), normal(N)
             for given in (x, x.t().contiguous().t()):
                 for w in (b.t(), b.t().contiguous()):
                     layout = f"{'TN'[not given.is_contiguous()]}{'TN'[w.is_contiguous()]}"
@@ -71,13 +54,13 @@ def test_mm_serves_each_layout_by_its_own_row(name: str) -> None:
                     assert m != 65 or f"65x{N}x{K}_bf16_{layout}" in said
                     assert_close(tritongemm.mm(given, w), x, b)
                     assert_close(tritongemm.mm(given, w, bias), x, b, bias)
-    x = make(4, 4, K)
+    x = normal(4, 4, K)
     assert tritongemm.explain(x, b.t()).startswith("exact")
     assert_close(tritongemm.mm(x, b.t()), x, b)
 
 
 def test_a_region_serves_products_of_row_major_matrices() -> None:
-    x, b, bias = make(M, K), make(K, N), make(N)
+    x, b, bias = normal(M, K), normal(K, N), normal(N)
     calls: list[Callable[[Tensor], Tensor]] = [
         lambda x: torch.mm(x, b),
         lambda x: torch.matmul(x, b),
@@ -86,17 +69,15 @@ def test_a_region_serves_products_of_row_major_matrices() -> None:
         lambda x: torch.addmm(bias, x, b),
         lambda x: functional.linear(x, b.t(), bias),
     ]
-    beyond = make(80, K)
+    beyond = normal(80, K)
     theirs = [call(beyond) for call in calls]
     with tritongemm.serve(rows(CONFIGS["tile"], "TT")):
         served = [call(x) for call in calls]
         assert all(torch.equal(call(beyond), expected) for call, expected in zip(calls, theirs, strict=True))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = calls[2](x)
+        graph, captured = graph_of(calls[2], x)
         shifted = torch.empty(K * N + 1, device="cuda", dtype=torch.bfloat16)[1:].view(K, N).copy_(b)
         assert_close(x @ shifted, x, b)  # an address that kernels don't take
-        assert_close(x @ make(N, K).copy_(b.t()).t(), x, b)  # a linear layer's weight, which has no row
+        assert_close(x @ normal(N, K).copy_(b.t()).t(), x, b)  # a linear layer's weight, which has no row
         trained = b.clone().requires_grad_()
         with torch.enable_grad():
             (x @ trained).sum().backward()
@@ -104,7 +85,7 @@ def test_a_region_serves_products_of_row_major_matrices() -> None:
     for with_bias, out in zip((False,) * 4 + (True,) * 2, served, strict=True):
         assert torch.equal(out.view(M, N), tritongemm.mm(x, b.t(), bias if with_bias else None))
         assert_close(out.view(M, N), x, b, bias if with_bias else None)
-    x.copy_(make(M, K))
+    x.copy_(normal(M, K))
     graph.replay()
     torch.cuda.synchronize()
     assert_close(captured, x, b)
@@ -113,13 +94,13 @@ def test_a_region_serves_products_of_row_major_matrices() -> None:
 def test_what_no_row_is_for_is_pytorchs() -> None:
     """Only a linear layer's rows are loaded; a view comes first."""
     tritongemm.load(rows(CONFIGS["tile"], "TN"))
-    x, w = make(M, K), make(N, K)
+    x, w = normal(M, K), normal(N, K)
     view = w.t().contiguous().t()
     for _ in range(2):
         assert torch.equal(tritongemm.mm(x, view), functional.linear(x, view))
         assert_close(tritongemm.mm(x, w), x, w.t())
     assert "_TT was never tuned" in tritongemm.explain(x, view) and tritongemm.explain(x, w).startswith("exact")
-    wide = make(N, 2 * K)[:, :K]
+    wide = normal(N, 2 * K)[:, :K]
     assert f"strides ({2 * K}, 1)" in tritongemm.explain(x, wide)
     assert torch.equal(tritongemm.mm(x, wide), functional.linear(x, wide))
 
@@ -127,10 +108,10 @@ def test_what_no_row_is_for_is_pytorchs() -> None:
 def test_compiled(dispatcher: Dispatcher) -> None:
     torch._dynamo.reset()
     tritongemm.load(rows(CONFIGS["tile"], "TT"))
-    b = make(K, N)
+    b = normal(K, N)
     compiled = torch.compile(lambda x: tritongemm.mm(x, b.t()).relu(), dynamic=True, fullgraph=True)
     for m in (M, 3, 40, 80):
-        x = make(m, K)
+        x = normal(m, K)
         for _ in range(2):
             exact = (x.double() @ b.double()).relu()
             assert verify.deviation(compiled(x), exact) < 0.02

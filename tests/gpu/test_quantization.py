@@ -1,7 +1,5 @@
 """The time of quantising A, experts and fp8 layers of transformers, on a real GPU."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +8,14 @@ from torch import nn
 
 import tritongemm
 from tests.cpu.serving.test_patch_experts import HIDDEN, experts, fp8_experts, rows, tokens
-from tests.gpu.test_batched import made
+from tests.gpu.here import fp8, needed_fp8, record, replayed
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.tune import quantization
 
 GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
@@ -37,11 +33,8 @@ GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))
         ("a4w4_blockscale", ""),
     ],
 )
-def test_quantising_is_timed(
-    gpu: GpuEvaluator, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, family: str, scales: str, m: int, k: int
-) -> None:
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    dtype = "fp8e4m3fnuz" if gpu.target.fp8 == "fnuz" and scales != "mx" else "fp8e4m3fn"
+def test_quantising_is_timed(gpu: GpuEvaluator, family: str, scales: str, m: int, k: int) -> None:
+    dtype = fp8(gpu.target) if scales != "mx" else "fp8e4m3fn"
     if family == "a4w4_blockscale":
         dtype, k = "fp4e2m1", k + k % 2
     problem = registry.get(Family, family).problem(Problem(m, 256, k, *matrices(dtype, c="bf16", layout="TN")), scales)
@@ -67,50 +60,34 @@ def test_a_factor_of_what_is_no_number_is_nan(
         assert bool(factors.isnan().any()) and torch.equal(scale.cpu().nan_to_num(-1), factors.nan_to_num(-1))
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def test_experts_are_served(gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = gpu_machine.target
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
-    kinds = [False, True] if target.fp8 == "fn" else [False]
+@pytest.mark.usefixtures("dispatcher")
+def test_experts_are_served(gpu_machine: Machine) -> None:
+    kinds = [False, True] if gpu_machine.target.fp8 == "fn" else [False]
     model = nn.ModuleDict({"bf16": experts(), "fp8": fp8_experts(experts())}).cuda()
     given = [tensor.cuda() for tensor in tokens()]
     wanted = model["bf16"](*given)
 
-    def as_here(record: Record) -> Record:
-        return Record(record.problem, target.name, GROUPED, "triton", 1e-6, 0.01, "events", toolchain=record.toolchain)
-
-    patched: Any = tritongemm.patch(model, [as_here(record) for is_fp8 in kinds for record in rows(is_fp8)])
+    patched: Any = tritongemm.patch(model, [record(one.problem, GROUPED) for is_fp8 in kinds for one in rows(is_fp8)])
     assert len(patched.patched) == len(kinds)
     for name in patched.patched:
         model[name](*given)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = model[name](*given)
-        graph.replay()
-        torch.cuda.synchronize()
+        out = replayed(model[name], *given)
         assert out.shape == (given[0].shape[0], HIDDEN)
         assert (out.float() - wanted.float()).norm() < (0.1 if name == "fp8" else 0.02) * wanted.float().norm()
 
 
 @pytest.mark.parametrize("scales", ["row", "block"])
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def test_rows_decide_whether_a_layer_quantises(
-    gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, scales: str
-) -> None:
+@pytest.mark.usefixtures("dispatcher")
+def test_rows_decide_whether_a_layer_quantises(gpu_machine: Machine, scales: str) -> None:
     """At M 16 the rows say that bf16 is the faster one, at M 64 that fp8 is; in a graph too."""
-    if gpu_machine.target.fp8 == "none":
-        pytest.skip("no fp8 here")
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
-    n, k, name = 256, 512, "fp8e4m3fnuz" if gpu_machine.target.fp8 == "fnuz" else "fp8e4m3fn"
+    n, k, name = 256, 512, needed_fp8(gpu_machine.target)
     family = registry.get(Family, "a8w8" if scales == "row" else "a8w8_blockscale")
     tile, rows = Config("tile", 64, 64, 128, 4, 1, 4, 2), []
     for m, seconds in ((16, 7e-6), (64, 9e-6)):
         quantised = family.problem(Problem(m, n, k, *matrices(name, c="bf16", layout="TN")), scales)
         entire = Problem(m, n, k, *matrices("bf16", layout="TN"))
-        rows.append(replace(made(quantised, tile), seconds=5e-6, quantize_seconds=3e-6))
-        rows.append(replace(made(entire, tile), seconds=seconds))
+        rows.append(record(quantised, tile, seconds=5e-6, quantize_seconds=3e-6))
+        rows.append(record(entire, tile, seconds=seconds))
     assert tritongemm.load(rows) == len(rows)
     w, factors = tritongemm.quantize(torch.randn(n, k, device="cuda"), "row" if scales == "row" else "tensor")
     factors = factors.flatten() if scales == "row" else factors.repeat(n // 128, k // 128)
@@ -121,10 +98,7 @@ def test_rows_decide_whether_a_layer_quantises(
         reported = tritongemm.explain("linear_fp8", x, w, factors, unquantized=unquantized).splitlines()
         assert reported[0].startswith(f"{word}: ") and reported[1].startswith("exact: ")
         tritongemm.linear_fp8(x, w, factors, unquantized=unquantized)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = tritongemm.linear_fp8(x, w, factors, unquantized=unquantized)
-        graph.replay()
+        out = replayed(tritongemm.linear_fp8, x, w, factors, unquantized=unquantized)
         entire_product = tritongemm.mm(x, unquantized)
         assert torch.equal(out, entire_product) == (m == 16)
         if word == "quantised":

@@ -32,13 +32,8 @@ def ray_cluster(gpu_machine: Machine) -> Iterator[Any]:
 
 
 def test_a_campaign_on_all_gpus_of_a_cluster(
-    ray_cluster: Any,
-    gpu_cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ray_cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
     (tmp_path / "job.log").write_text(LOG)
     words = [str(tmp_path / "job.log"), "-o", str(tmp_path / "tunings"), "--ray", ray_cluster.address]
     assert optimize.main([*words, "--population", "8", "--generations", "2"]) == shell.DONE

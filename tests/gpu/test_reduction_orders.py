@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.gpu.test_numeric import CONFIGS, triton, usable
+from tests.gpu.here import triton
+from tests.gpu.test_numeric import CONFIGS, usable
 from tests.gpu.test_scales import CONFIGS as SCALED
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact
@@ -99,7 +99,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equal_orders_give_equal_bits(gpu: GpuEvaluator, compiler: BuildPool, tmp_path: Path, name: str) -> None:
+def test_equal_orders_give_equal_bits(gpu: GpuEvaluator, compiler: BuildPool, name: str) -> None:
     case = CASES[name]
     if not registry.get(Family, case.family).supports(case, gpu.target):
         pytest.skip(f"{gpu.target.name} does not compute it")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.gpu.here import needed_fp8
 from tests.support import scaled_operands
 from tests.support.scaled_operands import PAIRS
 from tritongemm.core.operands import Operands
@@ -27,13 +28,6 @@ def prepared(machine: Machine, name: str, problem: Problem) -> LibraryBackend:
     if not state:
         pytest.skip(f"{name}: {state}")
     return backend
-
-
-def encoding(machine: Machine) -> str:
-    found = {"fn": "fp8e4m3fn", "fnuz": "fp8e4m3fnuz"}.get(machine.target.fp8)
-    if found is None:
-        pytest.skip("no fp8 units")
-    return found
 
 
 def check_each(backend: LibraryBackend, problem: Problem, operands: Operands, exact: torch.Tensor, limit: int) -> int:
@@ -62,7 +56,7 @@ def check_each(backend: LibraryBackend, problem: Problem, operands: Operands, ex
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("name", COMPETITORS)
 def test_fp8_with_every_granularity(gpu_machine: Machine, name: str, pair: str) -> None:
-    dtype = encoding(gpu_machine)
+    dtype = needed_fp8(gpu_machine.target)
     backend = prepared(gpu_machine, name, scaled_operands.problem(96, 256, 512, PAIRS[pair], dtype))
     counts = {}
     for m, n, k in SIZES:
@@ -75,7 +69,7 @@ def test_fp8_with_every_granularity(gpu_machine: Machine, name: str, pair: str) 
 
 @pytest.mark.parametrize("name", ["torch", "blaslt"])
 def test_fp8_with_a_bias(gpu_machine: Machine, name: str) -> None:
-    problem = scaled_operands.problem(33, 272, 640, PAIRS["row"], encoding(gpu_machine), bias="n")
+    problem = scaled_operands.problem(33, 272, 640, PAIRS["row"], needed_fp8(gpu_machine.target), bias="n")
     operands, exact = scaled_operands.operands(problem, "cuda")
     assert check_each(prepared(gpu_machine, name, problem), problem, operands, exact, 8)
 
@@ -92,7 +86,7 @@ def test_int8_by_pytorch(gpu_machine: Machine, pair: str) -> None:
     ("name", "pair"), [("blaslt", "row"), ("blaslt", "block, A in groups"), ("deepgemm", "block, A in groups")]
 )
 def test_a_record_is_served_at_any_addresses(gpu_machine: Machine, name: str, pair: str) -> None:
-    problem = scaled_operands.problem(64, 1040, 2048, PAIRS[pair], encoding(gpu_machine))
+    problem = scaled_operands.problem(64, 1040, 2048, PAIRS[pair], needed_fp8(gpu_machine.target))
     backend = prepared(gpu_machine, name, problem)
     tolerance = registry.get(Family, problem.family).tolerance(problem)
     made = [scaled_operands.operands(problem, "cuda", seed) for seed in range(2)]
@@ -116,7 +110,7 @@ def test_a_record_is_served_at_any_addresses(gpu_machine: Machine, name: str, pa
 
 
 def test_a_factor_in_another_ones_place_shows(gpu_machine: Machine) -> None:
-    encoding(gpu_machine)
+    needed_fp8(gpu_machine.target)
     problem = scaled_operands.problem(33, 272, 1152, PAIRS["block, A in groups"])
     operands, exact = scaled_operands.operands(problem, "cuda")
     swapped = operands | {"scale_a": operands["scale_a"].roll(1, 0).contiguous()}

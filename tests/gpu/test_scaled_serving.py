@@ -3,21 +3,18 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support import linear_layers
+from tests.gpu.here import ARCH, VENDOR, fp8, graph_of, needs_gpu, record
 from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.core.scaling import Scaling, granularity
-from tritongemm.hip_ext.driver import driver
 from tritongemm.numerics import verify
 from tritongemm.operations.factors import spread
 from tritongemm.operations.quantisation import by_torch
@@ -27,11 +24,9 @@ from tritongemm.plugins.contracts import Backend, Family, KernelBackend, Library
 from tritongemm.search_spaces import loader
 from tritongemm.serving.quantize import own_fp8
 
-VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
-pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
-ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "sm90"
+pytestmark = needs_gpu
 TARGET = loader.load_target(ARCH)
-FP8 = "fp8e4m3fnuz" if TARGET.fp8 == "fnuz" else "fp8e4m3fn"
+FP8 = fp8(TARGET)
 TYPES = ([] if TARGET.fp8 == "none" else [FP8]) + ["int8"]
 N, K = 384, 512
 TILE = Config("tile", 16, 64, 128, 1, 1, 4, 3)
@@ -63,19 +58,11 @@ def problems() -> dict[str, Problem]:
 PROBLEMS = problems() if VENDOR else {}
 
 
-def record(of: Problem, config: Config = TILE, **changes: Any) -> Record:
-    return linear_layers.record(of, config, **{"target": ARCH, **changes})
-
-
 @pytest.fixture(scope="module", autouse=True)
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def loaded() -> None:
     """Each problem at M 16, and in a range of M 17 to 64."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        ranges = [record(replace(one, m=64), SPLIT, m_from=17) for one in PROBLEMS.values()]
-        exact = [record(one) for one in PROBLEMS.values()]
-        assert tritongemm.load([*exact, *ranges]) == 2 * len(PROBLEMS)
-        yield
+    ranges = [record(replace(one, m=64), SPLIT, m_from=17) for one in PROBLEMS.values()]
+    assert tritongemm.load([*(record(one, TILE) for one in PROBLEMS.values()), *ranges]) == 2 * len(PROBLEMS)
 
 
 @pytest.fixture(autouse=True)
@@ -229,9 +216,7 @@ def test_quantisation_is_right(name: str, dtype: torch.dtype) -> None:
 def test_quantisation_is_captured_once_it_ran() -> None:
     x = activations(33, 7168, torch.bfloat16)
     tritongemm.quantize(x, "block", layout="groups")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        q, scale = tritongemm.quantize(x, "block", layout="groups")
+    graph, (q, scale) = graph_of(tritongemm.quantize, x, "block", layout="groups")
     x.copy_(activations(33, 7168, torch.bfloat16).flip(0))
     graph.replay()
     torch.cuda.synchronize()

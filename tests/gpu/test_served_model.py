@@ -1,7 +1,7 @@
 """A model served on a real GPU: patched, in a region, compiled, in graphs, and through the servers' plug-ins."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,46 +10,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tritongemm
+from tests.gpu.here import graph_of, needs_gpu, normal, record
 from tests.support.fakes.servers import install_sglang, install_vllm, layer_of
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
-from tritongemm.hip_ext.driver import driver
 from tritongemm.integrations import sglang, vllm
 from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.system import settings
 
-VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
-pytestmark = pytest.mark.skipif(VENDOR is None, reason="no GPU")
-ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "none"
+pytestmark = [needs_gpu, pytest.mark.usefixtures("dispatcher")]
 M, N, K = 16, 256, 512
 TILE = Config("tile", 16, 64, 64, 1, 1, 4, 3)
 
 
-@pytest.fixture(autouse=True)
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
-    """That of a process which has read nothing."""
-    unloaded = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
-    with torch.no_grad():
-        yield unloaded
-
-
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def table(tmp_path: Path) -> Path:
     """A kernel of a known tile for M=16, with a bias and without."""
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
-    toolchain, file = {"triton": settings.version("triton")}, tmp_path / "tuned.yaml"
+    file = tmp_path / "tuned.yaml"
     problems = [Problem(M, N, K, *matrices("bf16", layout="TN"), bias=bias) for bias in ("none", "n")]
-    records = [Record(p, ARCH, TILE, "triton", 1e-6, 0.01, "events", toolchain=toolchain) for p in problems]
-    file.write_text(results_format().write(records), encoding="utf-8")
+    file.write_text(results_format().write([record(p, TILE) for p in problems]), encoding="utf-8")
     return file
-
-
-def make(*shape: int) -> Tensor:
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
 def assert_close(out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
@@ -59,7 +41,7 @@ def assert_close(out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 def test_a_patched_model(table: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Linear(K, N), nn.Linear(N, K)).cuda().bfloat16()
-    inputs = [make(m, K) for m in (1, M, 17, 300)]
+    inputs = [normal(m, K) for m in (1, M, 17, 300)]
     expected = [model[0](x) for x in inputs]
     with caplog.at_level(logging.INFO, "tritongemm"):
         patch = tritongemm.patch(model, table)
@@ -86,17 +68,16 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 @pytest.fixture
-def joined_table(table: Path) -> list[Record]:
+def joined_table() -> list[Record]:
     """Kernels for M=16 of the parts, of 10 us each, and of their joined product, of 10 us."""
-    toolchain = {"triton": settings.version("triton")}
     problems = [Problem(M, n, K, *matrices("bf16", layout="TN"), bias="n") for n in (N, 2 * N, 4 * N)]
-    return [Record(p, ARCH, TILE, "triton", 1e-5, 0.01, "events", toolchain=toolchain) for p in problems]
+    return [record(p, TILE, seconds=1e-5) for p in problems]
 
 
 def test_joined_layers(joined_table: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Attention().cuda().bfloat16()
-    xs = [make(M, K), make(1, M, K), make(17, K)]
+    xs = [normal(M, K), normal(1, M, K), normal(17, K)]
     apart = tritongemm.patch(model, joined_table, join=False)
     expected = [model(x) for x in xs]
     apart.undo()
@@ -119,21 +100,17 @@ def test_joined_layers(joined_table: list[Record], monkeypatch: pytest.MonkeyPat
     xs[0].mul_(2)
     assert_close(model.k_proj(xs[0]), xs[0], model.k_proj.weight, model.k_proj.bias)
     assert_close(q * 2 - model.q_proj.bias, xs[0], model.q_proj.weight, model.q_proj.bias)
-    other = make(M, K)
+    other = normal(M, K)
     model.q_proj(other)
     assert_close(model.v_proj(xs[0]), xs[0], model.v_proj.weight, model.v_proj.bias)
     for _ in range(3):
         model(other)
-    graph = torch.cuda.CUDAGraph()
     widths.clear()
-    with torch.cuda.graph(graph):
-        captured = model(other)
+    graph, captured = graph_of(model, other)
     assert widths == [4 * N]
     with patch.paused():
-        theirs = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(theirs):
-            plain = model(other)
-    other.copy_(make(M, K))
+        theirs, plain = graph_of(model, other)
+    other.copy_(normal(M, K))
     graph.replay()
     theirs.replay()
     torch.cuda.synchronize()
@@ -150,13 +127,13 @@ def test_a_patched_model_compiled(table: Path, mode: str) -> None:
     tritongemm.patch(model, table)
     compiled = torch.compile(model, dynamic=True, fullgraph=True, mode=mode)
     for m in (2, M, 17, 300, M):
-        x = make(m, K)
+        x = normal(m, K)
         for _ in range(3):
             torch.testing.assert_close(compiled(x), model(x), rtol=0.02, atol=0.02)
 
 
 def test_a_region(table: Path) -> None:
-    x, other, w, bias = make(M, K), make(17, K), make(N, K), make(N)
+    x, other, w, bias = normal(M, K), normal(17, K), normal(N, K), normal(N)
     calls: list[Callable[[Tensor], Tensor]] = [
         lambda x: functional.linear(x, w),
         lambda x: functional.linear(x, w, bias),
@@ -168,15 +145,13 @@ def test_a_region(table: Path) -> None:
     with tritongemm.serve(table):
         served = [call(x) for call in calls]
         assert all(torch.equal(call(other), expected) for call, expected in zip(calls, theirs, strict=True))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = calls[0](x)
+        graph, captured = graph_of(calls[0], x)
         shifted = torch.empty(M * K + 1, device="cuda", dtype=torch.bfloat16)[1:].view(M, K).copy_(x)
         assert_close(functional.linear(shifted, w), x, w)  # an address that kernels don't take
     for ours, with_bias in zip(served, (False, True, False, False, True), strict=True):
         assert torch.equal(ours, tritongemm.mm(x, w, bias if with_bias else None))
         assert_close(ours, x, w, bias if with_bias else None)
-    x.copy_(make(M, K))
+    x.copy_(normal(M, K))
     graph.replay()
     torch.cuda.synchronize()
     assert_close(captured, x, w)
@@ -196,14 +171,14 @@ def test_a_servers_plug_in(table: Path, server: str, monkeypatch: pytest.MonkeyP
         method = server_classes.UnquantizedLinearMethod()
         gemm = lambda layer, x, w, bias=None: method.apply(layer, x, bias)
     assert dispatcher.weights == {(N, K)} and not dispatcher._devices, "no GPU is started before a call"
-    w, bias = make(N, K), make(N)
+    w, bias = normal(N, K), normal(N)
     layer = layer_of(w)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: gemm(layer, x, w, bias), dynamic=True, fullgraph=True)
     for m in (M, 2, 17, 300):
-        x = make(m, K)
+        x = normal(m, K)
         plain = functional.linear(x, w, bias)
         for out in (gemm(layer, x, w, bias), compiled(x)):
             assert_close(out, x, w, bias)
             assert m == M or torch.equal(out, plain)
-    assert "exact" in str(dispatcher.explain(make(M, K), w, bias))
+    assert "exact" in str(dispatcher.explain(normal(M, K), w, bias))

@@ -1,14 +1,13 @@
 """Every product that is tuned, served on a real GPU: each pair of scale factors, of batches and of groups."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import tritongemm
 from tests.cpu.contracts.test_served_operations import CASES
-from tests.gpu.test_batched import made
+from tests.gpu.here import fp8, record, replayed
 from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -29,55 +28,32 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("of", OTHERS.values(), ids=OTHERS)
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def test_it_is_served_at_its_own_m_and_at_others(
-    gpu_machine: Machine, gpu_cache: Path, monkeypatch: pytest.MonkeyPatch, of: Problem
-) -> None:
+def test_it_is_served_at_its_own_m_and_at_others(gpu_machine: Machine, dispatcher: Dispatcher, of: Problem) -> None:
     """Eager and captured, by the launch of a tuned kernel."""
     family, target, triton = registry.get(Family, of.family), gpu_machine.target, registry.get(KernelBackend, "triton")
-    if (
-        target.fp8 == "fnuz"
-        and "fp8e4m3fn" in (of.a.dtype, of.b.dtype)
-        and of.a.scaling
-        and of.a.scaling.dtype == "fp32"
-    ):
-        of = replace(of, a=of.a._replace(dtype="fp8e4m3fnuz"), b=of.b._replace(dtype="fp8e4m3fnuz"))
+    if "fp8e4m3fn" in (of.a.dtype, of.b.dtype) and of.a.scaling and of.a.scaling.dtype == "fp32":
+        of = replace(of, a=of.a._replace(dtype=fp8(target)), b=of.b._replace(dtype=fp8(target)))
     config = Config("grouped" if of.groups else "tile", 16, 64, 128, 1, 1, 4, 2)
     if not family.supports(of, target) or not triton.check(config, of, target):
         pytest.skip(f"{target.name}: {family.supports(of, target) and triton.check(config, of, target)}")
-    dispatcher = Dispatcher()
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    assert tritongemm.load([made(of, config)]) == 1
+    assert tritongemm.load([record(of, config)]) == 1
     others = [of.at(m) for m in (7, 100) if not of.groups and serves_other_m(of.at(m), target.name)]
     for here in (of, *others):
         call, _, exact = make_call(here, "cuda")
         said = tritongemm.explain(call.name, *call.given, **call.named)
         assert said.startswith("exact: " if here is of and not of.groups else "near: "), said
-        outs = [call()]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs.append(call())
-        graph.replay()
-        torch.cuda.synchronize()
+        outs = [call(), replayed(call)]
         there = ~exact[..., 0].isnan()
         assert all(verify.deviation(out[there], exact[there]) <= family.tolerance(here) for out in outs)
     assert all(type(ready).__name__ in ("OperandCall", "ScaledCall") for ready in dispatcher.calls.table.values())
 
 
 @pytest.mark.usefixtures("gpu_machine")
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def test_gate_and_up_without_a_row_are_a_product_and_a_kernel(gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatcher = Dispatcher()
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
+def test_gate_and_up_without_a_row_are_a_product_and_a_kernel(dispatcher: Dispatcher) -> None:
     x, w, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in ((3, 5, 256), (2 * 344, 256), (2 * 344,)))
     exact = epilogues.apply("silu_mul", torch.nn.functional.linear(x.double(), w.double(), bias.double()))
-    outs, graph = [tritongemm.linear_act(x, w, "silu_mul", bias)], torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outs.append(tritongemm.linear_act(x, w, "silu_mul", bias))
-    graph.replay()
-    torch.cuda.synchronize()
+    act = tritongemm.linear_act
+    outs = [act(x, w, "silu_mul", bias), replayed(act, x, w, "silu_mul", bias)]
     assert all(verify.deviation(out.double(), exact) < 0.03 for out in outs)
     q, factors = tritongemm.linear_act_quantize(x, w[:512], "silu_mul")
     plain = epilogues.apply("silu_mul", torch.nn.functional.linear(x.double(), w[:512].double()))

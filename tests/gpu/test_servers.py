@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.test_grouped import fp8
+from tests.gpu.here import needed_fp8
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
@@ -35,7 +35,7 @@ def server(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("m", [1, 33, 256])
 def test_what_is_tried_is_right(gpu_machine: Machine, server: str, m: int, counts: tuple[int, ...]) -> None:
     """The first competitors and some of the others, on odd sizes."""
-    dtype = fp8(gpu_machine.target)
+    dtype = needed_fp8(gpu_machine.target)
     groups = Groups(len(counts), spread="captured", counts=counts) if counts else None
     problem = FAMILY.problem(
         Problem(sum(counts) or m, 520, 640, *matrices(dtype, c="bf16", layout="TN"), groups=groups)
@@ -62,16 +62,9 @@ def test_what_is_tried_is_right(gpu_machine: Machine, server: str, m: int, count
 
 @pytest.mark.parametrize("experts", [False, True], ids=["product", "experts"])
 def test_a_table_is_written_of_its_own_kernels(
-    gpu_machine: Machine,
-    gpu_cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    server: str,
-    experts: bool,
-    capsys: pytest.CaptureFixture[str],
+    gpu_machine: Machine, tmp_path: Path, server: str, experts: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-    fp8(gpu_machine.target)
+    needed_fp8(gpu_machine.target)
     subject = "E=8,N=256" if experts else "N=512,K=1024"
     name = f"{subject},device_name=any,dtype=fp8_w8a8,block_shape=[{NAMES[server]}].json"
     size = ["-n", "256", "-k", "512", "--groups", "8", "--top_k", "2"] if experts else ["-n", "512", "-k", "1024"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.test_numeric import triton
+from tests.gpu.here import nvidia, triton
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.launch import Launch
@@ -27,7 +27,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, LibraryBackend, Timer
 from tritongemm.search import planner
 
-pytestmark = pytest.mark.skipif(driver.find_vendor() != "nvidia", reason="no NVIDIA driver")
+pytestmark = nvidia
 
 SIZES = [(1, 4096, 4096), (64, 4096, 4096), (2048, 2048, 2048), (4096, 4096, 4096)]
 

@@ -2,7 +2,6 @@
 
 import io
 import time
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ SIZES = "- {M: 16, N: 512, K: 1024, rowMajorB: N}\n- {M: 250, N: 328, K: 520, ro
 
 
 @pytest.fixture(scope="module")
-def folder(gpu_machine: Machine, gpu_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tuned")
     (made / "sizes.yaml").write_text(SIZES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
-        yield made
+    return made
 
 
 def run(*argv: str) -> tuple[int, str]:
@@ -131,12 +128,9 @@ def test_the_gpus_own_profiler_is_a_clock(folder: Path, gpu_machine: Machine) ->
         "--family a8w8 -dtype_a int8 --libtype triton,torch",
     ],
 )
-def test_each_kind_is_tuned_beside_the_library(
-    gpu_machine: Machine, gpu_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_each_kind_is_tuned_beside_the_library(gpu_machine: Machine, tmp_path: Path, kind: str) -> None:
     if "fp8" in kind and gpu_machine.target.fp8 == "none":
         pytest.skip(f"{gpu_machine.product} has no fp8 units")
-    monkeypatch.setenv("TRITONGEMM_CACHE", str(gpu_cache))
     out = tmp_path / "out.yaml"
     words = f"-m 33 -n 136 -k 528 -col_b --budget 30 -o {out} {kind}{'' if 'dtype' in kind else ' -dtype_a bf16'}"
     assert tune.main(words.split()) == 0

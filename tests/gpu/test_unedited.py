@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.test_numeric import triton, usable
+from tests.gpu.here import triton
+from tests.gpu.test_numeric import usable
 from tests.gpu.test_scales import SWAPPED
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError

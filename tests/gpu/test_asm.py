@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.gpu.test_tune_gpu import run
+from tests.gpu.test_commands import run
 from tritongemm.backends.asm.manifest import read
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import modules

@@ -7,7 +7,7 @@ import pytest
 
 from tests.gpu.here import triton
 from tests.gpu.test_numeric import CONFIGS, usable
-from tests.gpu.test_scales import CONFIGS as SCALED
+from tests.gpu.test_scaled_kernels import CONFIGS as SCALED
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config

@@ -45,7 +45,7 @@ def problems() -> dict[str, Problem]:
         for dtype in TYPES:
             for pair in family.scalings(dtype, dtype):
                 if granularity(pair).startswith("mx"):
-                    continue  # test_mx.py has those
+                    continue  # test_scaled_kernels.py has those
                 scales = "" if pair == family.scalings(dtype, dtype)[0] else granularity(pair)
                 for bias in ("none", "n"):
                     one = family.problem(Problem(16, N, K, *matrices(dtype, c="bf16", layout="TN"), bias=bias), scales)

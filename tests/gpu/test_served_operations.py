@@ -1,16 +1,21 @@
-"""Every product that is tuned, served on a real GPU: each pair of scale factors, of batches and of groups."""
+"""Every product that is tuned, served on a real GPU: exact integers, no rows, shipped tables."""
 
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import tritongemm
 from tests.cpu.contracts.test_served_operations import CASES
-from tests.gpu.here import fp8, record, replayed
+from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed, triton
+from tests.support import shipped
+from tests.support.operation_calls import CALLS, Rows, parts
 from tests.support.tuned_calls import make_call
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import epilogues, verify
 from tritongemm.operations.torch_limits import serves_other_m
@@ -18,6 +23,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.serving import added_operations
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.quantize import own_fp8
 
 # test_scaled_serving.py has single products with factors in float32.
 OTHERS = {
@@ -59,3 +65,110 @@ def test_gate_and_up_without_a_row_are_a_product_and_a_kernel(dispatcher: Dispat
     plain = epilogues.apply("silu_mul", torch.nn.functional.linear(x.double(), w[:512].double()))
     assert verify.deviation(q.double() * factors.double().repeat_interleave(128, 1).view(q.shape), plain) < 0.1
     assert any(ready is added_operations._multiply_and_activate for ready in dispatcher.calls.table.values())
+
+
+SWAPPED = (("swap_ab", 1),)
+CONFIGS = (
+    Config("tile", 64, 64, 128, 4, 2, 4, 2),
+    Config("tma", 64, 128, 128, 8, 2, 4, 3),
+    Config("tma", 32, 64, 128, 1, 4, 4, 3, (("poll", 1), *SWAPPED)),
+    Config("tma", 128, 256, 128, 8, 1, 8, 3),
+    Config("persistent", 128, 64, 128, 8, 1, 8, 3, (("epilogue_parts", 2), ("warp_specialize", 0))),
+    Config("stream_k_tma", 64, 64, 128, 8, 1, 4, 3, (("share_more", 1),)),
+    Config("ws_tma", 128, 128, 128, 8, 1, 8, 4, (("share", 2),)),
+    Config("ws_tma", 128, 256, 128, 4, 1, 8, 3, (("epilogue_parts", 2),)),
+    Config("ws_tma", 128, 256, 128, 4, 2, 8, 3, (("epilogue_parts", 2), ("pair", 1))),
+    Config("ws_tma", 128, 192, 64, 4, 1, 8, 3, (("share", 1),)),
+    Config("ws_tma", 256, 160, 64, 1, 1, 8, 4, (("epilogue_parts", 4),)),
+    Config("ws_tma", 64, 80, 64, 1, 3, 4, 4),
+    Config("ws_tma", 128, 112, 128, 2, 1, 8, 5, (("pair", 1),)),
+    Config("ws_tma", 64, 32, 128, 1, 8, 4, 8),
+    Config("ws_tma", 64, 64, 256, 1, 2, 4, 6, (("ahead", 4),)),  # blocks in two pieces
+    Config("ws_tma", 64, 64, 256, 2, 1, 4, 5, (("pair", 1),)),
+    Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 8, SWAPPED),
+    Config("ws_tma_swapped", 40, 64, 128, 1, 3, 4, 3, SWAPPED),
+    Config("ws_tma_swapped", 256, 64, 64, 1, 1, 4, 3, SWAPPED),
+    Config("ws_tma_swapped", 136, 128, 64, 4, 1, 8, 4, (("epilogue_parts", 4), *SWAPPED)),
+)
+
+
+def large(rows: int, k: int) -> torch.Tensor:
+    """Numbers whose sums are far beyond the 2 ** 24 up to which float32 holds each integer."""
+    return torch.randint(90, 128, (rows, k), device="cuda", dtype=torch.int8)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
+@pytest.mark.parametrize("size", [(300, 528, 16400), (7, 272, 16400)])
+def test_sums_are_exact_beyond_float32(gpu_machine: Machine, config: Config, size: tuple[int, int, int]) -> None:
+    problem = Problem(*size, *matrices("int8", c="int32", layout="TN"))
+    if not triton().check(config, problem, gpu_machine.target):
+        pytest.skip(f"{gpu_machine.target.name} has no {config.template}")
+    a, w = large(size[0], size[2]), large(size[1], size[2])
+    exact = (a.double() @ w.double().T).to(torch.int64)
+    assert exact.min() > 2**26
+    mine = Dispatcher()
+    assert mine.load([record(problem, config)]) == 1
+    for _ in range(3):  # counters and flags of cut tiles are as they were
+        found = mine.run(a, w, None, torch.int32)
+        assert torch.equal(found.long(), exact)
+    assert str(mine.explain(a, w, None, torch.int32)).startswith("exact")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
+def test_scales_multiply_the_exact_sum(gpu_machine: Machine, config: Config, dispatcher: Dispatcher) -> None:
+    """Factors are powers of two and sums multiples of 64 below 2 ** 30: float32 has every bit of the result."""
+    m, n, k = 300, 528, 4096
+    problem = registry.get(Family, "a8w8").problem(Problem(m, n, k, *matrices("int8", c="fp32", layout="TN")))
+    if not triton().check(config, problem, gpu_machine.target):
+        pytest.skip(f"{gpu_machine.target.name} has no {config.template}")
+    a, w = (large(rows, k) // 8 * 8 for rows in (m, n))
+    of_a = torch.randint(-10, 11, (m,), device="cuda").float().exp2()
+    of_b = torch.randint(-10, 11, (n,), device="cuda").float().exp2()
+    exact = (a.double() @ w.double().T) * of_a[:, None].double() * of_b[None, :].double()
+    assert dispatcher.load([record(problem, config)]) == 1
+    found = tritongemm.scaled_mm(a, w, of_a, of_b, out_dtype=torch.float32)
+    assert torch.equal(found.double(), exact)
+    assert tritongemm.explain("scaled_mm", a, w, of_a, of_b, out_dtype=torch.float32).startswith("exact")
+
+
+# PyTorch's own products of eight bits convert the weight or make a factor, and a factor of all numbers is written.
+LAUNCHING = ("mm fp8", "mm int8", "gemm_a16w16 scaled", "quantize tensor")
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", CALLS)
+def test_no_rows_give_an_empty_result_and_launch_nothing(name: str) -> None:
+    """A graph that is captured of a call has nothing in it, of which PyTorch warns."""
+    fp8 = own_fp8(torch.device("cuda", 0))
+    call = CALLS[name](Rows(0, "cuda", fp8))
+    wanted = [(t.shape, t.dtype) for t in parts(CALLS[name](Rows(0, fp8=fp8))())]
+    found = parts(call())
+    assert [(t.shape, t.dtype) for t in found] == wanted and all(t.is_cuda for t in found)
+    with warnings.catch_warnings(record=True) as warned, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        warnings.simplefilter("always")
+        again = parts(call())
+    assert [(t.shape, t.dtype) for t in again] == wanted
+    assert name in LAUNCHING or any("CUDA Graph is empty" in str(one.message) for one in warned)
+
+
+def test_a_product_is_loaded_by_its_first_call(
+    gpu_machine: Machine, dispatcher: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gbps = machine.memory_gbps(gpu_machine)
+    assert gbps == pytest.approx(gpu_machine.target.hbm_gbps, rel=0.05), "the driver's and the data sheet's"
+    shipped.ship(tmp_path, monkeypatch, [(gpu_machine.product, gbps), ("NVIDIA Other", 100)], most=6)
+    x, w = normal(5, shipped.K), normal(shipped.N, shipped.K)
+    report = f"{tritongemm.load('shipped')}"
+    assert report.startswith("3 of 6 rows serve cuda:0") and report.endswith(f"3 for memory of 100 GB/s, not {gbps}")
+    device = dispatcher.device(0)
+    assert device is not None and device.waiting and not device.loaded_ranges
+    torch.nn.functional.linear(x, w)  # the library starts before the capture
+    graph, captured = graph_of(tritongemm.mm, x, w)
+    assert device.waiting, "nothing is loaded while a graph is captured"
+    graph.replay()
+    served = tritongemm.mm(x, w)
+    expected = (x.double() @ w.double().T).bfloat16()
+    for result in (captured, served):
+        torch.testing.assert_close(result, expected, rtol=0.02, atol=0.1)
+    assert not device.waiting and tritongemm.explain(x, w).startswith("range: ")
+    assert tritongemm.explain(x.repeat(12, 1), w).startswith("library: ")

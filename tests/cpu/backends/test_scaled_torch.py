@@ -1,22 +1,29 @@
-"""PyTorch's scaled products: which function a problem has, and its factors in the order in which PyTorch reads them."""
+"""Others' products against float64: PyTorch's batched and scaled ones, and those by int4."""
 
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support import scaled_operands
 from tests.support.fakes import scaled_products
+from tests.support.kernel_cases import GFX942, SM90, SPLIT
 from tests.support.scaled_operands import PAIRS
 from tests.support.tables import each
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
-from tritongemm.core.problem import Operand
+from tritongemm.backends.torch.backend import single
+from tritongemm.codegen import render
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.scaling import Scaling
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import LibraryBackend
+from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
+from tritongemm.search_spaces.loader import load_target
 
 BACKEND = registry.get(LibraryBackend, "torch")
 ALONG_K = [name for name, pair in PAIRS.items() if pair[0].depth]
@@ -131,3 +138,178 @@ def test_what_pytorch_has_no_function_for() -> None:
         assert torch_backend.function(other) == ""
     assert coverage(replace(block, b=block.b._replace(scaling=None))) == "other"
     assert coverage(block.scaled((None, None))) == ""
+
+
+BATCH = Problem(5, 7, 9, *matrices("fp32", layout="TN"), batch=3)
+DENSE = registry.get(Family, "dense")
+
+
+@each("shared", ["", "a", "b"])
+@each(("row_a", "bias"), [(True, "none"), (False, "none"), (True, "n"), (True, "m")])
+def test_pytorch_computes_a_batch_as_its_users_do(shared: str, row_a: bool, bias: str) -> None:
+    problem = replace(
+        BATCH,
+        bias=bias,
+        a=BATCH.a._replace(row_major=row_a, shared=shared == "a"),
+        b=BATCH.b._replace(shared=shared == "b"),
+    )
+    torch_backend = registry.get(LibraryBackend, "torch")
+    assert torch_backend.supports(problem, SM90)
+    operands = DENSE.make_inputs(problem, "cpu") | {"c": torch.full((3, 5, 7), float("nan"))}
+    call = torch_backend.operation(problem, operands)
+    assert call is not None
+    call()
+    assert deviation(operands["c"], DENSE.reference(problem, operands)) < 1e-6
+
+
+def test_which_function_a_generated_module_calls() -> None:
+    baseline = registry.baseline()
+    assert baseline.torch_function(BATCH) == "bmm" and baseline.torch_function(replace(BATCH, bias="n")) == "baddbmm"
+    text = render.module(
+        replace(BATCH, bias="n", b=BATCH.b._replace(shared=True)), [SPLIT], SM90, 0.1, 1.0, library="baddbmm"
+    )
+    assert "torch.baddbmm(bias[:, None], a, b.expand(BATCH, K, N), out=c)" in text
+
+
+@each("rows", [5, 12])
+def test_batches_that_pytorch_has_no_function_for(rows: int) -> None:
+    """Of int8 it wants more than 16 rows."""
+    problem = replace(
+        BATCH, m=rows, n=8, k=8, a=BATCH.a._replace(dtype="int8"), b=BATCH.b._replace(dtype="int8"), c=Operand("int32")
+    )
+    torch_backend = registry.get(LibraryBackend, "torch")
+    assert "no function" in torch_backend.supports(problem, GFX942).reason
+    assert torch_backend.operation(problem, {}) is None and not torch_backend.torch_function(problem)
+
+
+@each("shared", ["", "a", "b"])
+@each(("family", "bias"), [("a8w8", "none"), ("a8w8", "n"), ("a8w8", "m"), ("dense", "none")])
+def test_eight_bits_are_multiplied_one_product_after_another(family: str, bias: str, shared: str) -> None:
+    """PyTorch has no batched product of them; where B is shared and nothing added, one call computes all rows."""
+    plugin: Family = registry.get(Family, family)
+    result = "fp32" if family == "a8w8" else "int32"
+    problem = plugin.problem(
+        Problem(24, 16, 32, *matrices("int8", c=result, layout="TN", shared=shared), bias=bias, batch=3)
+    )
+    torch_backend = registry.get(LibraryBackend, "torch")
+    assert torch_backend.supports(problem, SM90) and not torch_backend.torch_function(problem)
+    assert single(problem).m == (72 if shared == "b" and bias == "none" else 24)
+    operands = plugin.make_inputs(problem, "cpu")
+    c = torch.full((3, 24, 16), -1).to(getattr(torch, problem.c.type.torch))
+    for config in (None, *torch_backend.list_algorithms(problem, operands | {"c": c})):
+        c.fill_(-1)
+        call = torch_backend.operation(problem, operands | {"c": c}, config)
+        assert call is not None
+        call()
+        assert deviation(c, plugin.reference(problem, operands)) < 1e-6
+
+
+def test_the_vendors_library_says_why_it_has_no_factors_of_a_batch() -> None:
+    problem = registry.get(Family, "a8w8").problem(
+        Problem(32, 32, 32, *matrices("fp8e4m3fn", c="bf16", layout="TN"), batch=2)
+    )
+    assert "where each has its own" in registry.get(Backend, "blaslt").supports(problem, SM90).reason
+
+
+@each("backend", ["ck", "cutlass", "asm"])
+def test_a_library_of_single_products_says_so(backend: str) -> None:
+    target = SM90 if backend == "cutlass" else GFX942
+    reason = (
+        registry.get(Backend, backend)
+        .supports(
+            replace(BATCH, a=BATCH.a._replace(dtype="bf16"), b=BATCH.b._replace(dtype="bf16"), c=Operand("bf16")),
+            target,
+        )
+        .reason
+    )
+    assert "not batched ones" in reason
+
+
+A16W4, MIXED = registry.get(Family, "a16w4"), registry.get(LibraryBackend, "mixed_input")
+
+
+def words_as_numbers(words: Tensor) -> Tensor:
+    """The numbers [K, N] of int32 [K / 8, N]."""
+    return torch.stack([words >> 4 * i & 15 for i in range(8)], 1).flatten(0, 1)
+
+
+def multiplied(a: Tensor, words: Tensor, factors: Tensor, zeros: Tensor) -> Tensor:
+    each = words.shape[0] * 8 // factors.shape[0]
+    weight = (words_as_numbers(words) - zeros.repeat_interleave(each, 0)) * factors.repeat_interleave(each, 0)
+    return a.double().matmul(weight.double()).to(a.dtype)
+
+
+def marlin_gemm(
+    a: Tensor, c: Tensor, b_q_weight: Tensor, b_bias: None, b_scales: Tensor, a_scales: None, global_scale: None,
+    b_zeros: Tensor, g_idx: Tensor, perm: Tensor, workspace: None, b_q_type: str, size_m: int, size_n: int, size_k: int,
+    is_k_full: bool = True, use_atomic_add: bool = False, use_fp32_reduce: bool = False, is_zp_float: bool = False,
+) -> Tensor:  # fmt: skip
+    """As vLLM's, of a weight, factors and zero points that are not permuted."""
+    assert (b_q_weight.shape, b_scales.shape[1], size_m) == ((size_k // 8, size_n), size_n, a.shape[0])
+    zeros = torch.full_like(b_scales, 8.0) if b_q_type == "uint4b8" else b_zeros
+    return c.copy_(multiplied(a, b_q_weight, b_scales, zeros))
+
+
+def machete_mm(
+    a: Tensor, b_q: Tensor, b_type: str, b_group_scales: Tensor, b_group_zeros: Tensor, b_group_size: int
+) -> Tensor:
+    """As vLLM's, of a weight that is not put into another order."""
+    assert b_q.stride() == (1, b_q.shape[0]) and b_group_size == b_q.shape[0] * 8 // b_group_scales.shape[0]
+    zeros = torch.full_like(b_group_scales, 8.0) if b_type == "uint4b8" else -b_group_zeros / b_group_scales
+    return multiplied(a, b_q, b_group_scales, zeros)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module(name: str, **functions: Any) -> None:
+        made = ModuleType(name)
+        vars(made).update(functions)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    types = SimpleNamespace(uint4="uint4", uint4b8="uint4b8")
+    module("vllm.scalar_type", scalar_types=types)
+    module(
+        "vllm._custom_ops", marlin_gemm=marlin_gemm, machete_mm=machete_mm,
+        gptq_marlin_repack=lambda words, perm, size_k, size_n, num_bits: words,
+        machete_prepack_B=lambda words, a_type, b_type, group_scales_type: words,
+    )  # fmt: skip
+    module(
+        "vllm.model_executor.layers.quantization.utils.marlin_utils",
+        marlin_permute_scales=lambda s, size_k, size_n, group_size: s, marlin_zero_points=lambda zeros, *sizes: zeros,
+        marlin_make_workspace_new=lambda device: None,
+    )  # fmt: skip
+    for parent in ("vllm", "vllm.model_executor", "vllm.model_executor.layers"):
+        module(parent)
+    for parent in ("quantization", "quantization.utils"):
+        module(f"vllm.model_executor.layers.{parent}")
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(("scales", "order"), [("weight_128", "plain"), ("weight_64_zeros", "halves_32")])
+def test_they_compute_what_the_family_means(scales: str, order: str) -> None:
+    plain = Problem(5, 64, 512, *matrices("bf16", "int4", "bf16", layout="TN", order=order))
+    problem = A16W4.problem(plain, scales)
+    assert MIXED.supports(problem, load_target("sm90"))
+    operands = A16W4.make_inputs(problem, "cpu") | {"c": torch.empty(5, 64, dtype=torch.bfloat16)}
+    exact = A16W4.reference(problem, operands)
+    found = MIXED.list_algorithms(problem, operands)
+    assert [config.template for config in found] == ["int4pack", "marlin", "machete"]
+    for config in found:
+        call = MIXED.operation(problem, operands, config)
+        assert call is not None
+        call()
+        assert deviation(operands["c"], exact) < 2e-2, config.template
+        moved = operands | {"c": operands["c"].clone(), "scale_b": operands["scale_b"].roll(1, 0)}
+        call = MIXED.operation(problem, moved, config)
+        assert call is not None
+        call()
+        assert deviation(moved["c"], exact) > 0.1
+
+
+def test_what_they_do_not_compute_is_said() -> None:
+    plain = A16W4.problem(Problem(5, 64, 512, *matrices("bf16", "int4", "bf16", layout="TN")), "weight_128")
+    assert "adds no bias" in MIXED.supports(replace(plain, bias="n"), load_target("sm90")).reason
+    fp4 = A16W4.problem(replace(plain, b=plain.b._replace(dtype="fp4e2m1")))
+    assert "by int4, not bf16-fp4e2m1-bf16" in MIXED.supports(fp4, load_target("sm90")).reason
+    operands = A16W4.make_inputs(plain, "cpu") | {"c": torch.empty(5, 64, dtype=torch.bfloat16)}
+    assert [config.template for config in MIXED.list_algorithms(plain, operands)] == ["int4pack"]  # without vLLM

@@ -1,15 +1,21 @@
-"""What options may say, in every command that has them."""
+"""What options may say, in every command that has them, and what they ask for."""
 
 import argparse
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.linear_layers import problem
 from tests.support.tables import each
-from tritongemm.cli import arguments, export, gradlib, launch_plan, library, optimize, options
+from tritongemm.cli import arguments, capture, export, gradlib, launch_plan, library, optimize, options, shell, tune
+from tritongemm.core.format_row import FormatRow
+from tritongemm.report.console import Reporter
 from tritongemm.search_spaces.loader import load_target
+from tritongemm.tune import requested_rows
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
@@ -96,3 +102,111 @@ def test_what_no_gpu_is_called_stays_for_the_message() -> None:
 def test_sizes_and_types_go_by_both_kinds_of_names() -> None:
     args = options.parse(["--m", "1", "--n=2", "--k", "3", "--dtype", "bf16"])
     assert (args.m, args.n, args.k, args.dtype_a, args.dtype_b, args.dtype_c) == (1, 2, 3, "bf16", None, None)
+
+
+@each(
+    ("words", "reported"),
+    [
+        ([], "there is no program to run"),
+        (["nowhere.py"], "nowhere.py: there is no such script"),
+        (["-m", "no.such.module"], "there is no module no.such.module"),
+        (["-o", "program.py", "program.py"], "program.py is not a list of sizes"),
+        (["-o", "other.csv", "program.py"], "other.csv is not a file of AITER's sizes"),
+        (["-o", "columns.csv", "program.py"], "columns.csv has columns M,N,K,q_dtype_w, not M,N,K,bias"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], reported: str
+) -> None:
+    for name, text in (("program.py", "print(1)\n"), ("other.csv", "a,b\n"), ("columns.csv", "M,N,K,q_dtype_w\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITONGEMM_CAPTURE", "")  # so that what the command sets is undone
+    assert capture.main(words) == shell.REFUSED
+    assert reported in capsys.readouterr().err
+
+
+TINY = {
+    "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 4, "torch_dtype": "bfloat16",
+    "vocab_size": 100,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The folder of a model."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_sizes_are_printed_and_nothing_is_tuned(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model)
+    argv = ["--model_dir", str(model), "--tp", "2", "--nsets", "4,32", "64", "--print_sizes"]
+    assert tune.main(argv) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [row[1] for row in rows] == ["4", "32", "64"] * 4
+    assert rows[0] == ["4x64x64_bf16_TN", "4", "64", "64", "3", "layers.*.self_attn.qkv_proj"]
+    assert rows[-1][2:] == ["50", "64", "1", "lm_head"]
+    assert "the 4 experts of 3 layers are grouped products, (N, K) = (96, 64) and (64, 48)" in err and "12 sizes" in err
+    assert [path.name for path in model.iterdir()] == ["config.json"]
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_its_sizes_are_tuned(model: Path) -> None:
+    """All the way, up to the modules."""
+    argv = ["--model_dir", str(model), "--nsets", "1", "--target", "gfx1100", "--generate_only", "--budget", "1"]
+    assert tune.main([*argv, "-o", str(model / "out.yaml"), "--num_threads", "1"]) == 0
+    assert len(list((model / "out_kernels").glob("generated_kernel_1_*.py"))) == 4
+
+
+@pytest.mark.usefixtures("without_gpu")
+@each(
+    ("argv", "complaint"),
+    [
+        (("--tp", "2"), "or a model with --model_dir"),
+        (("-m", "1", "-n", "1", "-k", "1", "--tp", "2"), "--tp is for the sizes of a model: name its folder with"),
+        (("-m", "1", "-n", "1", "-k", "1", "--all_bias"), "--all_bias is for the sizes of a model"),
+        (("--model_dir", ".", "-m", "1"), "exclude each other; name values of M with --nsets"),
+        (("--model_dir", ".", "--gemm_size_file", "x"), "exclude each other"),
+        (("--model_dir", ".", "-col_a"), "a model defines the layouts and biases of its layers"),
+        (("--model_dir", ".", "--bias_vector"), "a model defines the layouts and biases of its layers"),
+        (("--model_dir", ".", "--tp", "0"), "--tp: '0' is not a whole number from 1 to 1024"),
+        (("--model_dir", ".", "--nsets", "1,,2"), "--nsets: '' is not a whole number"),
+        (("--model_dir", ".", "--nsets"), "--nsets: expected at least one argument"),
+        (("--model_dir", ".", "--print_sizes", "--benchmark"), "--benchmark: not allowed with argument --print-sizes"),
+    ],
+)
+def test_what_can_not_be_asked_for(argv: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        options.parse(argv)
+    assert exit_.value.code == 2 and complaint in capsys.readouterr().err
+
+
+ROWS = [
+    FormatRow(problem(16, n, 64), count=8, callers=(f"model.layers.*.mlp.{name}",))
+    for n, name in ((96, "gate_proj"), (112, "up_proj"), (64, "down_proj"))
+]
+
+
+def read(*more: str, rows: list[FormatRow] = ROWS) -> list[tuple[int, int]]:
+    request = tune.read_request(options.parse(["--workload", "shapes.yaml", *more]))
+    return [(span.problem.n, span.high) for span in requested_rows.read_spans(rows, request.sizes, Reporter().say)]
+
+
+def test_layers_of_one_input_have_a_table_of_their_joined_product(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read() == [(96, 16), (112, 16), (64, 16), (208, 16)]
+    layers = "model.layers.*.mlp.gate_proj, model.layers.*.mlp.up_proj"
+    assert f"joined: N 208, K 64, bf16 TN, M up to 16: {layers}" in str(capsys.readouterr())
+    assert read("--no_join") == [(96, 16), (112, 16), (64, 16)]
+    assert read("--m_range", "1-30000")[-1] == (208, 8 * 2**20 // 416)
+
+
+def test_a_joined_product_has_one_table_and_layers_that_fill_a_gpu_none() -> None:
+    assert read(rows=[*ROWS, FormatRow(problem(16, 208, 64), count=8)]) == [(96, 16), (112, 16), (64, 16), (208, 16)]
+    wide = [replace(row, problem=replace(row.problem, k=400_000)) for row in ROWS]
+    assert read(rows=wide) == [(96, 16), (112, 16), (64, 16)]

@@ -1,13 +1,16 @@
-"""Results written in another tool's format, and files merged, from the command line."""
+"""Results written in another tool's format, and files merged, whatever happens meanwhile."""
 
+import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.stores import ONE, TWO, record
+from tests.support.stores import ONE, TWO, record, rows, take
 from tests.support.tables import each
 from tritongemm.cli import convert
 from tritongemm.core.problem import Problem, matrices
@@ -15,6 +18,7 @@ from tritongemm.formats import Defaults, results_format
 from tritongemm.plugins import registry
 from tritongemm.results import tuned_file
 from tritongemm.system import locks
+from tritongemm.tune.requested_run import TuningStopped, merging
 from tritongemm.workloads import sizes
 
 HEADER = (
@@ -247,3 +251,39 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with tuned_file.held(output), monkeypatch.context() as patch:
         patch.setattr(locks, "_LOCK_SECONDS", 0.01)
         assert convert.main([str(tmp_path / "0_bf16_tuned.csv"), "-o", str(output)]) == 2
+
+
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C is heeded, wherever the tests run."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("only a main thread handles signals")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
+@each("ended", [KeyboardInterrupt, ValueError, None])
+def test_ctrl_c_ends_no_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: type[BaseException] | None
+) -> None:
+    """It comes while the file is being replaced, after a run that was stopped, failed or came to its end."""
+    path, profiles = tmp_path / "out.yaml", []
+    with take(path) as store:
+        replace = os.replace
+
+        def interrupted(old: Path, new: Path) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            replace(old, new)
+
+        monkeypatch.setattr(os, "replace", interrupted)
+        try:
+            with merging(store, [ONE], lambda: profiles.append(1)):
+                store.add_record(record(ONE))
+                if ended:
+                    raise ended
+        except (KeyboardInterrupt, ValueError) as error:
+            assert type(error) is (TuningStopped if ended is KeyboardInterrupt else ended)
+    assert rows(path) == [record(ONE)]
+    assert bool(profiles) is (ended is not ValueError)

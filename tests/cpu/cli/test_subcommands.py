@@ -1,15 +1,19 @@
-"""The command `tritongemm`: its version, what mistyped words may mean, and the scripts of shells."""
+"""The command `tritongemm`: its version, mistyped words, scripts of shells, and examples of docstrings."""
 
+import doctest
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tritongemm
+from tests.support.evaluators import passed
 from tests.support.tables import each
 from tritongemm.cli import arguments, completion, lookup, options, subcommands
 from tritongemm.cli.arguments import COMMANDS
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
@@ -82,3 +86,18 @@ def test_options_go_by_one_name() -> None:
     args = options.parse(["-m", "1", "-n", "1", "-k", "1", "--gpus", "0,1", "--output", "t.yaml"])
     same = options.parse(["-m", "1", "-n", "1", "-k", "1", "--gpu_ids", "0,1", "--tuning_results_file", "t.yaml"])
     assert args == same
+
+
+PUBLIC = [name for name in tritongemm.__all__ if not name.startswith("__")]
+
+
+@each("name", PUBLIC)
+def test_an_example_is_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_gpu: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
+    known = {"torch": torch, "tritongemm": tritongemm}
+    example = doctest.DocTestParser().get_doctest(getattr(tritongemm, name).__doc__, known, name, None, None)
+    assert example.examples, f"{name} has no example"
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(example, out=report.append)
+    assert not report, "".join(report)

@@ -1,10 +1,23 @@
-"""The short name by which tables call a config, and its complete name, which is read back."""
+"""Names of configs, parameters of launches, limits of a search, and texts of problems."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
+from tritongemm.core.launch import Launch, Param
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.space import SearchLimits
+from tritongemm.formats import results_format
+from tritongemm.results.schema import read_problem
+from tritongemm.search import space
+from tritongemm.search_spaces import loader
+from tritongemm.search_spaces.loader import load_target
 
 
 def test_short_names() -> None:
@@ -46,3 +59,72 @@ def test_the_longest_number_is_read() -> None:
 def test_a_name_is_read_once() -> None:
     """A journal of thousands of sizes names the same configs again and again."""
     assert Config.parse(NAME) is Config.parse(NAME) and Config.parse(NAME).name == NAME
+
+
+GFX942, SM90 = (loader.load_target(name) for name in ("gfx942", "sm90"))
+LAUNCH = Launch("k.co", "k", (7, 2, 1), (256, 1, 1), 65536, (Param("i32", 2**31 - 1), Param("u32", 2**32 - 1)), ())
+
+
+@each(("kind", "value"), [("i32", 2**31), ("i32", 99999999999), ("u32", -1), ("u32", 2**32), ("i64", 2**63)])
+def test_a_parameter_fits_its_type(kind: str, value: int) -> None:
+    with pytest.raises(InputError, match=f"a parameter of type {kind} can't be {value}: it holds "):
+        Param(kind, value)
+
+
+@each(
+    ("change", "fault"),
+    [
+        ({"grid": (2**31, 1, 1)}, "2147483648 workgroups along x, of which a launch has 1 to 2147483647"),
+        ({"grid": (1, 65536, 1)}, "65536 workgroups along y, of which a launch has 1 to 65535"),
+        ({"grid": (1, 1, 0)}, "0 workgroups along z"),
+        ({"block": (512, 4, 1)}, "2048 threads in a workgroup, which has 1 to 1024"),
+        ({"block": (0, 1, 1)}, "0 threads in a workgroup"),
+        ({"shared": 65537}, "65537 bytes of shared memory, of which a workgroup has 65536"),
+        ({"grid": (2**24, 1, 1)}, "4294967296 threads along x, of which a launch has at most 4294967295"),
+    ],
+)
+def test_a_launch_is_within_what_the_device_has(change: dict[str, object], fault: str) -> None:
+    assert LAUNCH.fault(GFX942) == "" and LAUNCH.pack({}) == b"\xff\xff\xff\x7f\xff\xff\xff\xff"
+    assert fault in replace(LAUNCH, **change).fault(GFX942)  # type: ignore[arg-type]
+
+
+def test_threads_of_an_entire_launch_are_counted_where_the_target_says_so() -> None:
+    assert replace(LAUNCH, grid=(2**24, 1, 1)).fault(SM90) == ""
+
+
+PROBLEM = Problem(64, 512, 1024, *matrices("bf16", layout="TN"))
+ENTIRE = space.space(PROBLEM, load_target("sm90"))
+
+
+def test_without_limits_nothing_changes() -> None:
+    assert SearchLimits().narrow(ENTIRE) == ENTIRE
+    assert SearchLimits().allow(Config("asm", 64, 64, 64, split_k=9, backend="asm"))
+
+
+def test_what_another_programs_kernel_takes() -> None:
+    """Options that it has not are left out, so that configs do not name them: the kernel's defaults hold."""
+    narrow = SearchLimits(1, ("tile",), (("block_k", (32, 64, 128)),), ()).narrow(ENTIRE)
+    assert [a.template for a in narrow.axes] == ["tile"]
+    configs = list(narrow)
+    assert configs and {c.split_k for c in configs} == {1} and {c.block_k for c in configs} == {32, 64, 128}
+    assert {c.options for c in configs} == {()}
+
+
+def test_splits_are_limited_for_every_kernel() -> None:
+    limits = SearchLimits(2)
+    splits = {split for axes in limits.narrow(ENTIRE).axes for split in dict(axes.values)["split_k"]}
+    assert splits <= {1, 2} and len(ENTIRE) > len(limits.narrow(ENTIRE)) > 0
+    assert not limits.allow(Config("asm", 64, 64, 64, split_k=3, backend="asm"))
+    assert not len(SearchLimits(templates=("no_such",)).narrow(ENTIRE))
+
+
+# Three lines of each: its key, the JSON of a journal, and a row of a file of sizes.
+_LINES = Path(__file__).with_name("problems.txt").read_text().splitlines()
+
+
+@each(("key", "text", "row"), list(zip(*[iter(_LINES)] * 3, strict=True)))
+def test_texts_of_a_problem_stay_what_they_are(key: str, text: str, row: str) -> None:
+    problem = read_problem(json.loads(text))
+    assert problem.key == key
+    assert json.dumps(problem.to_json()) == text
+    assert [read.problem for read in results_format().read(Path("a.yaml"), f"- {row}\n", Defaults())] == [problem]

@@ -1,15 +1,17 @@
-"""Tuned kernels as a manifest of assembly kernels: launched as the backend that made them, for the sizes they fit."""
+"""Tuned kernels as a manifest of assembly kernels, and launch plans of grouped products."""
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support import emulated
 from tests.support.tables import each
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.cli import export
+from tritongemm.cli import export, launch_plan
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.launch import Launch
@@ -137,3 +139,49 @@ def test_predicted_winners_and_other_backends_are_reported(
     said = capsys.readouterr().err
     assert "1 of 1 kernels are fast by prediction alone: no GPU has timed or verified them" in said
     assert "21x48x160_bf16_TN: a manifest can't describe kernels of blaslt" in said
+
+
+GFX942 = "grouped__bm16__bn32__bk64__gm2__sk1__w2__s2__matrix_instr_nonkdim16__per_unit1__xcds8"
+GFX950 = "grouped__bm32__bn64__bk128__gm1__sk1__w4__s2__matrix_instr_nonkdim16__per_unit1"
+SERVED = "grouped_tile__bm16__bn32__bk64__gm4__sk1__w2__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0"
+# The first four have each form of groups, target, kernel and kind of scales once.
+PLANS = (
+    ("gfx942", GFX942, ["-dtype_a", "bf16"]),
+    ("gfx942", GFX942, ["--family", "a8w8", "--group_form", "masked", "--room", "35", "-n", "40"]),
+    ("gfx950", GFX950, ["--family", "a4w4_blockscale", "-k", "330", "--group_form", "masked", "--room", "35"]),
+    ("gfx942", SERVED, ["--family", "a8w8_blockscale", "-k", "256"]),
+    ("gfx942", GFX942, ["--family", "a8w8_blockscale", "-k", "256"]),
+    ("gfx950", GFX950, ["--family", "a8w8_blockscale", "-k", "256", "--group_form", "masked", "--room", "33"]),
+    ("gfx942", GFX942, ["--family", "a8w8", "-dtype_a", "int8", "-n", "45"]),
+    ("gfx950", GFX950, ["--family", "a8w8_blockscale", "-dtype_a", "int8", "-k", "256"]),
+    ("gfx950", SERVED, ["-dtype_a", "bf16", "--group_form", "masked", "--room", "33"]),
+    ("gfx942", GFX942, ["--family", "a8w8_blockscale", "-k", "250", "-n", "139"]),
+    ("gfx950", GFX950, ["--family", "a8w8_blockscale", "--scales", "group", "-k", "250", "-n", "13"]),
+)
+
+
+def write(folder: Path, arch: str, config: str, more: list[str]) -> Path:
+    size = {"-m": "41", "-n": "72", "-k": "88"} | dict(zip(more[::2], more[1::2], strict=True))
+    argv = [word for pair in size.items() for word in pair]
+    argv += ["-col_b", "--groups", "5", "--spread", "7,0,33,1,0", "--target", arch, "--config", config]
+    assert launch_plan.main([*argv, "--num-threads", "1", "-o", str(folder)]) == 0
+    return folder / "plan_0.json"
+
+
+@pytest.mark.parametrize(
+    ("arch", "config", "more"),
+    [pytest.param(*plan, marks=() if place in (0, 3) else pytest.mark.heavy) for place, plan in enumerate(PLANS[:4])],
+)
+def test_a_plan_has_its_groups(tmp_path: Path, arch: str, config: str, more: list[str]) -> None:
+    plan = json.loads(write(tmp_path, arch, config, more).read_text())
+    about = {b["name"]: b for b in plan["buffers"]}
+    name, numbers = ("counts", [7, 0, 33, 1, 0]) if "masked" in more else ("offsets", [7, 7, 40, 41, 41])
+    assert (about[name]["init"], about[name]["values"], about[name]["dtype"]) == ("values", numbers, "i32")
+    size = dict(zip(more[::2], more[1::2], strict=True))
+    assert about["b"]["shape"] == [5, int(size.get("-k", 88)), int(size.get("-n", 72))]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("arch", "config", "more"), PLANS)
+def test_every_product_is_right_on_an_emulator(tmp_path: Path, arch: str, config: str, more: list[str]) -> None:
+    emulated.run_scaled(tmp_path, write(tmp_path / "plans", arch, config, more))

@@ -1,4 +1,4 @@
-"""Our results file: nothing is lost on the way, from any version to any other."""
+"""Our results file and rows of sizes: nothing is lost on the way, from any version to any other."""
 
 import re
 from dataclasses import replace
@@ -11,22 +11,24 @@ from hypothesis import strategies as st
 
 from tests.support.formats import read_text, write_text
 from tests.support.tables import each
+from tritongemm.cli import options
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.format_row import FormatRow
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.formats import Defaults
+from tritongemm.formats import Defaults, format_of, results_format
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
+from tritongemm.search_spaces.loader import load_target
 from tritongemm.workloads import sizes
 
 HERE = Path("rows.yaml")
-
 RECORD = Record(
     problem=Problem(16, 32, 70, *matrices("bf16", "fp8e5m2", "fp32", layout="NT"), bias="n", batch=3),
     target="gfx942",
@@ -207,3 +209,132 @@ def test_ranges_of_m_that_overlap_are_named() -> None:
         assert [r.record for r in rows(write_text(second, first, elsewhere))] == [second, first, elsewhere]
     assert len(said) == 1
     rows(write_text(first, replace(second, m_from=65), elsewhere))
+
+
+GROUPED = Problem(41, 72, 88, groups=Groups(5, spread="captured", counts=(7, 0, 33, 1, 0)))
+
+
+def problems_of(text: str) -> list[Problem]:
+    path = Path("sizes.yaml")
+    return [row.problem for row in format_of(path, text).read(path, text, Defaults())]
+
+
+@each(
+    "problem",
+    [
+        GROUPED,
+        replace(GROUPED, groups=Groups(5, 40, "captured", (7, 0, 33, 1, 0))),
+        replace(GROUPED, groups=Groups(5, spread="skewed")),
+        replace(GROUPED, groups=Groups(5, 9)),
+    ],
+)
+def test_results_come_back(problem: Problem) -> None:
+    record = Record(problem, "sm90", Config("grouped", 16, 32, 64), "triton", 1e-6, 0.0, "graph-events")
+    text = results_format().write([record])
+    (row,) = results_format().read(Path("tuned.yaml"), text, Defaults())
+    assert row.record == record
+
+
+def test_a_size_says_how_its_rows_are_spread() -> None:
+    size = "- {M: 41, N: 72, K: 88, groups: 5"
+    assert problems_of(f"{size}, group_counts: [7, 0, 33, 1, 0]}}\n") == [GROUPED]
+    assert problems_of(f"{size}, group_room: 16}}\n") == [Problem(41, 72, 88, groups=Groups(5, room=16))]
+    for wrong, message in (
+        (f"{size}, group_counts: [7, 0, 33, 1, 1]}}", "row 1 .line 1. can't be: the groups' rows add up to 42"),
+        (f"{size}, group_counts: [7, x]}}", "group_counts: 2 must be a whole number"),
+        (f"{size}, group_form: blocked}}", "group_form must be one of contiguous, masked"),
+        ("- {M: 41, N: 72, K: 88, group_room: 9}", "group_room but no groups"),
+    ):
+        with pytest.raises(InputError, match=message):
+            problems_of(wrong + "\n")
+
+
+def test_shares_are_rows_of_every_m() -> None:
+    size = "{N: 72, K: 88, groups: 4, group_shares: [0.6, 0.3, 0.1000001, 1e-07], group_samples: 9"
+    few, many = problems_of(f"- {size}, M: 3}}\n- {size}, M: 1000}}\n")
+    assert (sorted(few.row_counts), sorted(many.row_counts)) == ([0, 0, 1, 2], [0, 100, 300, 600])
+    assert few.groups == Groups(4, spread="captured", counts=few.row_counts)
+    assert problems_of(f"- {size}, M: 1000}}\n") == [many]  # their order is the same each time
+
+
+@each(
+    ("text", "message"),
+    [
+        ("groups: 2, group_shares: [0.5, 0.4]", "shares add up to 0.9, not to 1"),
+        ("groups: 2, group_shares: [0.5, 0.3, 0.2]", "3 shares of rows for 2 groups"),
+        ("groups: 2, group_shares: [1.5, -0.5]", "group_shares: 2 must be a number of at least 0"),
+        ("groups: 2, group_shares: [1.5, 0]", "from 0 to 1"),
+        ("groups: 2, group_shares: [.nan, 1]", "group_shares: 1 must be a number"),
+        ("groups: 2, group_shares: 1", "must be a list of numbers"),
+        ("groups: 2, group_shares: [0.5, 0.5], group_counts: [20, 21]", "without group_counts"),
+        ("groups: 2, group_shares: [0.5, 0.5], group_spread: uniform", "belong together"),
+        ("groups: 2, group_shares: [0.5, 0.5], group_samples: 0", "group_samples must be at least 1"),
+        ("group_shares: [1]", "several groups"),
+    ],
+)
+def test_shares_that_can_not_be(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"row 1 .line 1. .*{message}"):
+        problems_of(f"- {{M: 41, N: 72, K: 88, {text}}}\n")
+
+
+def test_the_command_line_says_it_too() -> None:
+    argv = ["-m", "41", "-n", "72", "-k", "88", "--groups", "5", "--spread", "7,0,33,1,0", "--target", "sm90"]
+    given = options.defaults(options.parse(argv), load_target("sm90"))
+    assert given.groups == Groups(5, 0, "captured", (7, 0, 33, 1, 0))
+    assert problems_of("- {M: 41, N: 72, K: 88}\n") == [Problem(41, 72, 88)]
+    for wrong in ("uneven", "1,,2", "1.5"):
+        with pytest.raises(SystemExit):
+            options.parse([*argv, "--spread", wrong])
+
+
+SIZE = "'M': 5, 'N': 6, 'K': 7, 'dtype_a': 'bf16'"
+
+
+def read(folder: Path, *rows: str) -> list[FormatRow]:
+    path = folder / "shapes.yaml"
+    path.write_text("".join(f"- {{{row}}}\n" for row in rows), encoding="utf-8")
+    return sizes.from_file(path, Defaults())
+
+
+def test_counts_operations_and_callers_are_read(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, f"{SIZE}, 'count': 30, 'operation': 'linear', 'callers': ['a.*.b', 'c']")
+    assert (row.count, row.operation, row.callers) == (30, "linear", ("a.*.b", "c"))
+    (row,) = read(tmp_path, SIZE)
+    assert (row.count, row.operation, row.callers) == (1, "", ())
+
+
+def test_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
+    rows = read(
+        tmp_path,
+        SIZE,
+        f"{SIZE}, 'count': 3, 'operation': 'linear', 'callers': ['a']",
+        f"{SIZE}, 'bias': 'n', 'count': 2, 'operation': 'linear'",
+        f"{SIZE}, 'count': 4, 'operation': 'mm', 'callers': ['b', 'a']",
+    )
+    assert [(row.count, row.operation, row.callers) for row in rows] == [
+        (8, "linear, mm", ("a", "b")),
+        (2, "linear", ()),
+    ]
+
+
+@each(
+    ("text", "written"),
+    [
+        ("'count': 0", "count must be above 0"),
+        ("'count': 1.0e+300", "count must be at most 1000000000000000000, not 1e"),
+        ("'count': -1", "count must be a number of at least 0"),
+        ("'count': .nan", "count must be a number of at least 0"),
+        ("'count': [1]", "count must be a number of at least 0"),
+        ("'operation': 3", "operation must be text"),
+        ("'callers': 'a'", "callers must be a list of text"),
+        ("'callers': [1]", "callers must be a list of text"),
+    ],
+)
+def test_wrong_values_are_refused(tmp_path: Path, text: str, written: str) -> None:
+    with pytest.raises(InputError, match=rf"shapes.yaml: row 1 \(line 1\) {written}"):
+        read(tmp_path, f"{SIZE}, {text}")
+
+
+def test_sizes_of_no_program_are_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="repeats row 1"):
+        read(tmp_path, SIZE, f"{SIZE}, 'count': 2")

@@ -1,24 +1,28 @@
-"""A call's kernels from captures of it, on the stand-in driver: what can be captured, and what is refused."""
+"""Launches on the stand-in driver: captured ones, memory set to zero, addresses of served ones, workspaces."""
 
 import ctypes
 import itertools
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
+from tests.support.linear_layers import StandInDriver
 from tritongemm.core.errors import DriverError
+from tritongemm.core.launch import Buffer, Launch, Param
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured
 from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
-from tritongemm.hip_ext.launching import captured_launch
+from tritongemm.hip_ext.launching import captured_launch, workspaces
 from tritongemm.hip_ext.launching.captured_launch import CapturedKernel, QueueCall
+from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
+from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch
+from tritongemm.hip_ext.launching.workspaces import WorkspacePool
 
 Opened: TypeAlias = tuple[ctypes.CDLL, driver.Device, Function]
 StartDriver: TypeAlias = Callable[[str], tuple[ctypes.CDLL, driver.Driver]]
-
 CODE = b"co\0de and more"
 SHAPE = (4, 1, 1), (128, 1, 1), 64
 PARTS = (0, 8, 12)  # offsets of the three parameters of "fill"
@@ -226,3 +230,133 @@ def test_a_captured_kernel_says_its_launch_at_other_addresses() -> None:
     kernel = Captured(77, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, bytes(24), ())
     known = CapturedKernel(kernel, {"a": ((0, 0), (16, 128)), "b": ((8, 0),)})
     assert known.at({"a": 1 << 20, "b": 3}) == replace(kernel, params=struct.pack("<3Q", 1 << 20, 3, (1 << 20) + 128))
+
+
+class Recorder:
+    """A device that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def memset(self, address: int, byte: int, nbytes: int, stream: int = 0) -> None:
+        self.calls.append(("fill", address, byte, nbytes, stream))
+
+
+def test_memory_is_filled_before_each_launch() -> None:
+    device = Recorder()
+    launch = ZeroedLaunch(device, (Buffer("c", 96),), lambda stream: device.calls.append(("launch", stream)))
+    launch.set_address("c", 0x1000)
+    launch(7)
+    launch.set_address("c", 0x2000)
+    launch(8)
+    assert device.calls == [("fill", 0x1000, 0, 96, 7), ("launch", 7), ("fill", 0x2000, 0, 96, 8), ("launch", 8)]
+
+
+class PreparedStub:
+    """A prepared launch of a driver that is not there."""
+
+    def __init__(self, params: bytes, device: Recorder) -> None:
+        self.params, self._device = bytearray(params), device
+
+    def launch(self, stream: int) -> None:
+        self._device.calls.append(("launch", int.from_bytes(self.params[:8], "little"), stream))
+
+
+class FunctionStub:
+    """A loaded function of a driver that is not there."""
+
+    def __init__(self, device: Recorder) -> None:
+        self._device = device
+
+    def prepare(self, *arguments: object, **_: object) -> PreparedStub:
+        (params,) = (a for a in arguments if isinstance(a, bytes))
+        return PreparedStub(params, self._device)
+
+
+def test_a_served_kernel_clears_the_c_that_it_is_given() -> None:
+    device = Recorder()
+    plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (Param("pointer", "c"),), ())
+    for launch in (plain, Launch(**{**plain.__dict__, "zeroed": (Buffer("c", 32),)})):
+        prepared = TunedKernel(launch, FunctionStub(device)).prepare(device)  # type: ignore[arg-type]
+        prepared.set_address("c")(0x4000)
+        prepared.launch(3)
+    assert device.calls == [("launch", 0x4000, 3), ("fill", 0x4000, 0, 32, 3), ("launch", 0x4000, 3)]
+
+
+def test_a_measured_launch_clears_the_c_of_its_own_operands() -> None:
+    """In each set of operands; a fill may be a dispatch too, so no symbol of one kernel is promised to the clock."""
+    from types import SimpleNamespace
+
+    from tritongemm.measure.operand_sets import OperandSets
+
+    device = Recorder()
+    sets = SimpleNamespace(device=device)
+    launch = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (Param("pointer", "c"),), (), zeroed=(Buffer("c", 48),))
+
+    def run(stream: int) -> None:
+        device.calls.append(("launch", stream))
+
+    for place in (0x1000, 0x2000):
+        OperandSets._zeroed(sets, launch, {"c": place}, run)(5)  # type: ignore[arg-type]
+    assert device.calls == [("fill", 0x1000, 0, 48, 5), ("launch", 5), ("fill", 0x2000, 0, 48, 5), ("launch", 5)]
+
+
+class DeviceOfMaps(Recorder):
+    """A device whose tensor maps hold the address in their second word."""
+
+    def tensor_map(self, address: int, *_: object) -> bytes:
+        return bytes(8) + address.to_bytes(8, "little") + bytes(112)
+
+
+def test_c_is_reported_as_a_map_and_as_a_pointer() -> None:
+    """A kernel may store full tiles by a map, and rows of others by a pointer; a missing bias is not read."""
+    described = Param("tma", "c", elem_type=1, elem_size=2, shape=(64, 64), stride=64, box=(64, 64))
+    pointers = [Param("pointer", name) for name in ("c", "scale_a", "c", "workspace")]
+    launch = Launch("k.co", "k", (1, 1, 1), (128, 1, 1), 0, (described, *pointers), ())
+    device = DeviceOfMaps()
+    given: list[bytearray] = []
+
+    class Function(FunctionStub):
+        def prepare(self, *arguments: object, **more: object):  # type: ignore[no-untyped-def]
+            prepared = super().prepare(*arguments, **more)
+            given.append(prepared.params)
+            return prepared
+
+    prepared = TunedKernel(launch, Function(device)).prepare(device)  # type: ignore[arg-type]
+    prepared.set_address("c")(0x4000)
+    prepared.set_address("scale_a")(0x5000)
+    words = [int.from_bytes(given[0][at : at + 8], "little") for at in range(0, len(given[0]), 8)]
+    assert words[1] == 0x4000 and words[16:] == [0x4000, 0x5000, 0, 0]
+
+
+def test_no_two_streams_or_captures_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = StandInDriver()
+    capture = 0
+    monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
+    pool = WorkspacePool(device, 1000, 300)
+    assert pool.counter_bytes == 512 and pool.holds(1000, 512) and not pool.holds(1001, 1) and not pool.holds(1, 513)
+    first, second = pool.for_stream(1), pool.for_stream(2)
+    assert first is pool.for_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
+    seen: set[int | None] = {first[1], second[1]}
+    for capture in (7, 8):  # noqa: B007 (read by the stand-in)
+        seen |= {pool.for_capture(1), pool.for_capture(2)}
+        assert pool.for_capture(1) in seen
+    assert len(seen) == 6 and len(device.allocated) == 3
+    while pool._free:
+        capture += 1
+        pool.for_capture(1)
+    capture += 1
+    assert pool.for_capture(1) is None and len(device.allocated) == 3
+    assert pool.for_stream(3)[1] not in seen and len(device.allocated) == 5
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_counters_start_as_zeros(stand_in_driver: StartDriver, vendor: str) -> None:
+    library, opened = stand_in_driver(vendor)
+    device = opened.device()
+    pool = WorkspacePool(device, 1000, 300)
+    pairs = [pool.for_stream(stream) for stream in range(20)]  # more than are made at once
+    assert len({address for pair in pairs for address in pair}) == 40
+    assert all(ctypes.string_at(counters, pool.counter_bytes) == bytes(pool.counter_bytes) for _, counters in pairs)
+    assert ctypes.c_int.in_dll(library, "fake_mode").value == 0
+    assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value, "not the stream that waits for all others"

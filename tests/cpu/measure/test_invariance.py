@@ -1,9 +1,12 @@
-"""Runs whose rows have the same bits at every M: the order of each product, what races, and whose bits count."""
+"""Runs whose rows have the same bits at every M; the interpreter's end; copies of guarded tensors."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.kernel_cases import SM90
 from tests.support.tables import each
@@ -16,11 +19,16 @@ from tritongemm.core.reduction_order import EXACT, ReductionOrder
 from tritongemm.core.space import SearchLimits
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
+from tritongemm.measure.guarded_operands import guarded
+from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.measure.invariance import Invariance, possible_orders
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search.planner import NO_LIMITS, rank_space
+from tritongemm.search_spaces import loader as target_files
 from tritongemm.search_spaces.loader import load_target
+from tritongemm.system.child_process import WorkerDied
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.servers import server_format
 from tritongemm.tune.task import make_record
@@ -146,3 +154,57 @@ def test_results_say_their_order_and_the_baseline_never_wins(tmp_path: Path) -> 
     assert several.order(SIZE).runs == 2
     several.note([record])
     assert several.order(SIZE.at(300)) == UNSPLIT
+
+
+KILLED, FAULT = WorkerDied("signal SIGKILL", from_outside=True), WorkerDied("signal SIGSEGV")
+
+
+@each(
+    ("ends", "status", "try_again"),
+    [([KILLED], "ok", False), ([KILLED, KILLED], "crashed", True), ([FAULT], "crashed", False)],
+)
+def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
+    monkeypatch: pytest.MonkeyPatch, ends: list[WorkerDied], status: str, try_again: bool
+) -> None:
+    left = list(ends)
+
+    def ask(job: InterpreterJob, timeout: float) -> Iterator[tuple[float, float]]:
+        if left:
+            raise left.pop()
+        yield 0.0, 1e-3
+
+    with closing(OfflineEvaluator(target_files.load_target("gfx942"), 5.0)) as evaluator:
+        monkeypatch.setattr(evaluator._process, "ask", ask)
+        trial = evaluator._interpret(Problem(16, 16, 16), Config("tile", 16, 16, 16))
+    assert (trial.status, trial.try_again, left) == (status, try_again, [])
+
+
+@each(
+    "tensor",
+    [
+        torch.arange(15.0).view(3, 5),
+        torch.arange(15.0).view(3, 5).T,
+        torch.arange(63).view(7, 9)[:, 2:5],
+        torch.arange(5.0).expand(3, 5),
+        torch.zeros(0, 4),
+        torch.tensor(3),
+        torch.ones(4096, dtype=torch.float8_e4m3fn),
+    ],
+)
+def test_guarded_memory_holds_a_tensor_as_it_is(tensor: torch.Tensor) -> None:
+    copy = guarded(tensor)
+    assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+    assert torch.equal(copy.float(), tensor.float())
+    assert copy.data_ptr() != tensor.data_ptr() or not tensor.numel()
+
+
+@each("count", [1, 1024, 5000])
+def test_nothing_can_be_read_or_written_behind_a_guarded_tensor(count: int) -> None:
+    """Its last byte is the last of its pages, and the page behind it allows no access."""
+    copy = guarded(torch.zeros(count, dtype=torch.int32))
+    end = copy.data_ptr() + 4 * count
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
+    pages = {tuple(int(place, 16) for place in line[0].split("-")): line[1] for line in lines}
+    access = {allowed for (start, stop), allowed in pages.items() if start <= end < stop}
+    assert access == {"---p"} or access == {"---s"}
+    assert any(start < end == stop and allowed.startswith("rw") for (start, stop), allowed in pages.items())

@@ -1,6 +1,7 @@
-"""Pruning: tune_gemm's counts, our rules' promises, and the guard that never leaves nothing."""
+"""Planning and pruning: tune_gemm's counts, our rules' promises, and the guard that never leaves nothing."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,11 @@ from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.space import Space, TemplateSpace
+from tritongemm.core.space import SearchLimits, Space, TemplateSpace
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model.model import rank
+from tritongemm.search.planner import NO_LIMITS, plan_search
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import RULES, Rule
 from tritongemm.search.space import space
@@ -278,3 +280,28 @@ def test_neighbours_of_other_blocks_keep_as_many_bytes_under_way() -> None:
     assert {replace(here, block_k=128, num_stages=n) for n in (4, 8)} <= set(near)
     assert replace(here, block_n=128, num_stages=2) in near and replace(here, num_stages=5) in near
     assert all(len(set(vars(n).items()) - set(vars(here).items())) <= 2 for n in near)
+
+
+LINEAR = Problem(64, 512, 1024, *matrices("bf16", layout="TN"))
+
+
+def templates(limits: SearchLimits, folder: Path, problem: Problem = LINEAR) -> set[str]:
+    target = SM90 if problem == LINEAR else GFX942
+    return {config.template for config in plan_search(problem, target, folder, "triton", limits).order.configs}
+
+
+def test_without_a_gpu_kernels_that_only_one_can_check_are_not_tried(tmp_path: Path) -> None:
+    """On Hopper they are predicted to be the fastest, take longest to compile, and none of them could win."""
+    every = templates(NO_LIMITS, tmp_path)
+    assert {"tile", "tma", "ws_tma", "ws_tma_swapped"} <= every
+    assert templates(replace(NO_LIMITS, interpreted=True), tmp_path) == every - {"ws_tma", "ws_tma_swapped"}
+
+
+def test_where_nothing_else_is_left_they_are_tried(tmp_path: Path) -> None:
+    """The reason is reported."""
+    assert templates(SearchLimits(templates=("ws_tma",), interpreted=True), tmp_path) == {"ws_tma"}
+
+
+def test_all_templates_of_amds_targets_can_be_checked(tmp_path: Path) -> None:
+    problem = replace(LINEAR, m=65)
+    assert templates(replace(NO_LIMITS, interpreted=True), tmp_path, problem) == templates(NO_LIMITS, tmp_path, problem)

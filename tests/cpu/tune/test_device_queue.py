@@ -1,10 +1,20 @@
-"""Work is drawn by whichever device is free, and stays with the device that drew a size first."""
+"""Work is drawn by whichever device is free; one that fails costs itself."""
 
 import threading
+import time
+from collections import Counter, deque
+from contextlib import closing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.evaluators import FakeEvaluator
+from tritongemm.core.errors import OutputError, TritonGemmError
+from tritongemm.core.support import Support
+from tritongemm.plugins.contracts import Evaluator
 from tritongemm.tune.device_queue import DeviceQueue
+from tritongemm.tune.free_devices import work_when_free
 
 
 def test_a_free_device_draws_the_next_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +105,85 @@ def test_an_abandoned_queue_gives_nothing_more() -> None:
     queue.put("b", 2, later=True)
     queue.close(abandon=True)
     assert queue.draw(0) is None
+
+
+def test_devices_work_side_by_side() -> None:
+    """Two things that wait for each other are both done; each device works on one at a time."""
+    devices, both = [FakeEvaluator(), FakeEvaluator()], threading.Barrier(2, timeout=10)
+    seen: dict[int, Evaluator] = {}
+
+    def work(evaluator: Evaluator, thing: int) -> int:
+        seen[thing] = evaluator
+        both.wait()
+        return thing * 10
+
+    assert dict(work_when_free(devices, [1, 2], work, print)) == {1: 10, 2: 20}
+    assert {id(one) for one in seen.values()} == {id(one) for one in devices}
+
+
+@given(st.lists(st.integers(0, 9), max_size=12), st.sets(st.integers(0, 9)), st.integers(1, 3))
+def test_what_fails_is_tried_once_more_and_comes_last(things: list[int], bad: set[int], count: int) -> None:
+    tried: list[int] = []
+
+    def work(evaluator: Evaluator, thing: int) -> int:
+        tried.append(thing)
+        if thing in bad:
+            raise TritonGemmError(f"{thing} is too large")
+        return thing
+
+    found = list(work_when_free([FakeEvaluator() for _ in range(count)], things, work, lambda text: None))
+    right, wrong = [t for t in things if t not in bad], [t for t in things if t in bad]
+    assert sorted(thing for thing, _ in found[: len(right)]) == sorted(right)
+    assert all(made == thing for thing, made in found[: len(right)])
+    assert Counter(found[len(right) :]) == Counter((t, Support(f"{t} is too large")) for t in wrong)
+    assert sorted(tried) == sorted(right + wrong + wrong)
+
+
+def test_a_device_that_fails_again_and_again_is_given_up() -> None:
+    """The other one does its work too; the last one is never given up."""
+    broken, entire, said = FakeEvaluator(), FakeEvaluator(), list[str]()
+    failures, waited = threading.Semaphore(0), list[bool]()
+
+    def work(evaluator: Evaluator, thing: int) -> str:
+        if evaluator is broken:
+            failures.release()
+            raise TritonGemmError("the GPU is gone")
+        if not waited:
+            waited.extend(failures.acquire(timeout=10) for _ in range(2))
+        return "done"
+
+    found = dict(work_when_free([entire, broken], range(8), work, said.append))
+    assert found == dict.fromkeys(range(8), "done") and waited == [True, True]
+    assert said == ["the device at place 1 of those named is given up: the GPU is gone"]
+
+
+def test_what_is_known_does_not_wait_for_what_was_begun_before() -> None:
+    """While one device takes long for the first thing, what the other one has done is handed out."""
+    ended = threading.Event()
+
+    def work(evaluator: Evaluator, thing: int) -> bool:
+        return thing > 0 or ended.wait(10)
+
+    with closing(work_when_free([FakeEvaluator(), FakeEvaluator()], range(4), work, print)) as outcomes:
+        assert [next(outcomes)[0] for _ in range(3)] == [1, 2, 3]
+        ended.set()
+        assert list(outcomes) == [(0, True)]
+
+
+def test_who_is_stopped_tries_nothing_more() -> None:
+    begun: list[int] = []
+
+    def work(evaluator: Evaluator, thing: int) -> int:
+        begun.append(thing)
+        time.sleep(0.01)
+        if thing == 5:
+            raise OutputError("the disk is full")
+        return thing
+
+    with closing(work_when_free([FakeEvaluator()], range(30), work, print)) as outcomes:
+        assert next(outcomes) == (0, 0)
+    assert len(begun) < 30
+    begun.clear()
+    with pytest.raises(OutputError, match="the disk is full"):
+        deque(work_when_free([FakeEvaluator()], range(30), work, print))
+    assert 5 in begun and len(begun) < 30

@@ -1,18 +1,23 @@
-"""Sizes from options and from files of any format."""
+"""Sizes from options and files, which M of a workload are searched, and layers of one input."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.linear_layers import problem, record
 from tests.support.plugins import dropped
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, FormatRow
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Format
 from tritongemm.workloads import sizes
+from tritongemm.workloads.m_spans import MOST_WANTED, MSpan, drop_small, group_spans
+from tritongemm.workloads.sibling_layers import find_siblings, join_rows, saved_by_joining, saved_seconds
 
 
 def test_options() -> None:
@@ -98,3 +103,116 @@ def test_stages_of_an_older_triton(tmp_path: Path) -> None:
     path.write_text(f"- {{{TILE.format(16)}, num_stages: 0}}\n")
     (row,) = sizes.from_file(path, Defaults())
     assert row.config and row.config.num_stages == 2
+
+
+WIDE = Problem(1, 6144, 4096, *matrices("bf16", layout="TN"))
+
+
+def row(m: int, n: int = 6144, k: int = 4096, count: float = 1.0) -> FormatRow:
+    return FormatRow(Problem(m, n, k, *matrices("bf16", layout="TN")), count=count)
+
+
+def test_products_are_grouped_and_their_m_ranked_by_work() -> None:
+    rows = [row(16, count=100), row(512, count=2), row(7, n=1024), row(16, count=5), row(1, count=1000)]
+    wide, narrow = group_spans(rows)
+    assert (wide.problem, wide.low, wide.high, wide.wanted) == (WIDE, 1, 512, (1, 16, 512))
+    assert (narrow.problem.n, narrow.low, narrow.high, narrow.wanted) == (1024, 1, 7, (7,))
+    assert [(s.low, s.high, s.wanted) for s in group_spans(rows, (2, 100))] == [(2, 100, (16,)), (2, 100, (7,))]
+
+
+def test_what_is_searched_is_measured_and_the_ladder_is_within_the_span() -> None:
+    for low, high in ((1, 2048), (1, 1), (5, 5), (3, 777), (1, 8192)):
+        span = MSpan(WIDE, low, high, tuple(range(max(low, high - 20), high + 1)))
+        found, ladder = span.searched(), span.ladder()
+        assert {low, high, *span.wanted[:MOST_WANTED]} <= set(found) <= set(ladder)
+        assert set(span.wanted) <= set(ladder)
+        assert ladder == sorted(set(ladder)) and low == ladder[0] and ladder[-1] == high
+    assert {8, 16, 24, 32, 40, 48, 56, 64} <= set(MSpan(WIDE, 1, 64).ladder())
+
+
+def test_a_product_of_no_weight_is_left_out() -> None:
+    rows = [row(16, count=10), row(16, n=8, k=8, count=10), row(1, n=1024, count=10)]
+    kept, small = drop_small(rows)
+    assert kept == [rows[0], rows[2]]
+    assert [(p.n, p.k) for p in small] == [(8, 8)] and 0 < min(small.values()) < 0.001
+    assert drop_small(rows[1:2]) == (rows[1:2], {})
+
+
+def test_rows_of_groups_are_spread_as_at_the_next_captured_m() -> None:
+    few = Problem(8, 64, 32, groups=Groups(4, spread="captured", counts=(0, 8, 0, 0)))
+    many = Problem(100, 64, 32, groups=Groups(4, spread="captured", counts=(10, 50, 20, 20)))
+    rows = [FormatRow(many), FormatRow(few, count=5), FormatRow(Problem(16, 64, 32, groups=Groups(4, spread="skewed")))]
+    (span,) = group_spans(rows)
+    assert (span.low, span.high, span.captured) == (1, 100, (few, many))
+    assert (span.at(8), span.at(100)) == (few, many)
+    assert span.at(3).row_counts == (0, 3, 0, 0) and span.at(10).row_counts == (1, 5, 2, 2)
+    assert span.at(200).row_counts == (20, 100, 40, 40)
+    assert span.at(10).at(1) == span.problem  # which is what tables of a product are found by
+
+
+ATTENTION, MLP = "model.layers.*.self_attn.", "model.layers.*.mlp."
+
+
+def layer_row(m: int, n: int, k: int, count: float, *callers: str, bias: str = "none") -> FormatRow:
+    return FormatRow(problem(m, n, k, bias), count=count, operation="linear", callers=callers)
+
+
+# As a capture of a Llama of two layers writes it: equal layers are one row.
+LLAMA = [
+    layer_row(16, 64, 64, 40, ATTENTION + "o_proj", ATTENTION + "q_proj"),
+    layer_row(16, 16, 64, 40, ATTENTION + "k_proj", ATTENTION + "v_proj"),
+    layer_row(16, 224, 64, 40, MLP + "gate_proj", MLP + "up_proj"),
+    layer_row(16, 64, 224, 20, MLP + "down_proj"),
+    layer_row(16, 1000, 64, 10, "lm_head"),
+]
+
+
+def test_siblings_are_of_one_module() -> None:
+    names = ["a.q_proj", "a.k_proj", "b.v_proj", "w3", "w1", "b.mlp.up_proj", "b.mlp.gate_proj", "b.gate_proj"]
+    assert find_siblings(names) == [("w1", "w3"), ("b.mlp.gate_proj", "b.mlp.up_proj")]
+
+
+def test_rows_of_siblings_are_joined_and_share_their_rows_calls() -> None:
+    qkv, mlp = join_rows(LLAMA)
+    assert (qkv.row.problem, qkv.row.count) == (problem(16, 96, 64), 20)
+    assert qkv.row.callers == tuple(ATTENTION + name for name in ("q_proj", "k_proj", "v_proj"))
+    assert [p.n for p in qkv.parts] == [64, 16, 16]
+    assert (mlp.row.problem, mlp.row.count, [p.n for p in mlp.parts]) == (problem(16, 448, 64), 20, [224, 224])
+
+
+@each(
+    "changed",
+    [
+        layer_row(17, 224, 64, 1, MLP + "gate_proj"),
+        layer_row(16, 224, 96, 1, MLP + "gate_proj"),
+        layer_row(16, 224, 64, 1, MLP + "gate_proj", bias="n"),
+        layer_row(16, 224, 64, 1, MLP + "gate_proj", bias="m"),
+        replace(
+            LLAMA[2],
+            problem=replace(LLAMA[2].problem, b=LLAMA[2].problem.b._replace(row_major=True)),
+            callers=(MLP + "gate_proj",),
+        ),
+    ],
+)
+def test_unlike_rows_are_not_joined(changed: FormatRow) -> None:
+    assert join_rows([changed, replace(LLAMA[2], callers=(MLP + "up_proj",))]) == []
+
+
+def test_a_layer_of_two_sizes_is_not_joined() -> None:
+    assert join_rows([LLAMA[2], layer_row(16, 448, 64, 1, MLP + "gate_proj")]) == []
+
+
+def test_what_joining_saves_is_counted_where_it_is_faster() -> None:
+    one, many = problem(1, 96, 64), problem(1000, 1000, 64)
+    assert saved_seconds(one, 3e-6, [2e-6, 1.5e-6]) == pytest.approx(0.5e-6)
+    assert saved_seconds(one, 3e-6, [2e-6, 1.01e-6]) == 0.0 == saved_seconds(one, 3e-6, [1e-6, 1e-6])
+    assert saved_seconds(many, 3e-6, [9e-6]) == pytest.approx(3.4e-6), "columns of many rows are slower to read"
+    records = {p: record(p) for p in (problem(16, n, 64) for n in (16, 64, 224, 448, 96))}
+    joined = join_rows(LLAMA)
+    qkv, mlp = (saved_seconds(j.row.problem, 2e-6, [2e-6] * len(j.parts)) for j in joined)
+    assert 2.9e-6 < qkv < 3e-6 and 0.9e-6 < mlp < 1e-6
+    assert saved_by_joining(joined, records) == pytest.approx(20 * (qkv + mlp))
+    by_library = {**records, joined[0].row.problem: replace(records[joined[0].row.problem], winner="torch")}
+    assert saved_by_joining(joined, by_library) == pytest.approx(20 * (qkv - 1e-6 + mlp))
+    del records[joined[0].row.problem]
+    assert saved_by_joining(joined, records) == pytest.approx(20 * mlp)

@@ -4,6 +4,7 @@ import json
 import random
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError, OutputError, TritonGemmError
 from tritongemm.core.record import Record
+from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults, results_format
 from tritongemm.results.store import Store
 from tritongemm.workloads import sizes
@@ -56,6 +58,10 @@ def refused(error: TritonGemmError) -> Outcome:
     return Outcome.REFUSED
 
 
+def _trials(number: int) -> list[Trial]:
+    return [trial(number), trial(number + 10, status="timeout", samples=())]
+
+
 class DamagedJournals(Campaign):
     """A journal is damaged between two runs; what the second writes must be what was measured."""
 
@@ -66,13 +72,9 @@ class DamagedJournals(Campaign):
         path = folder / "out.yaml"
         with take(path) as store:
             for number, problem in enumerate(_PROBLEMS):
-                store.add_trials(problem, [self._trial(number), trial(number + 10, status="timeout", samples=())])
+                store.add_trials(problem, _trials(number))
                 store.add_record(record(problem))
         self._journal = store.journal.read_bytes()
-
-    @staticmethod
-    def _trial(number: int) -> Any:
-        return trial(number)
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Damage it, open it, merge, measure again what is missing, and read everything back."""
@@ -96,8 +98,7 @@ class DamagedJournals(Campaign):
         """Do what a resumed run does, and check that nothing else is taken for measured; how much was lost."""
         lost = 0
         for number, problem in enumerate(_PROBLEMS):
-            known = {self._trial(number), trial(number + 10, status="timeout", samples=())}
-            held = set(store.trials(problem).values())
+            known, held = set(_trials(number)), set(store.trials(problem).values())
             if held - known:
                 raise TortureFailure(f"trials that were not made: {held - known}")
             lost += len(known - held)
@@ -111,22 +112,57 @@ def _records(path: Path) -> list[Record]:
     return [row.record for row in sizes.from_file(path, Defaults()) if row.record is not None]
 
 
-class DamagedResults(Campaign):
-    """A results file is damaged; what is read of it can be written and read back."""
+class DamagedFiles(Campaign):
+    """A file is damaged and read.
 
-    name = "damaged results"
+    Args:
+        name: of the campaign.
+        file: the name of the damaged file.
+        texts: makes what it held before, one of several.
+        read: reads it, and tells what came of it.
+    """
+
+    def __init__(
+        self, name: str, file: str, texts: Callable[[], Sequence[bytes]], read: Callable[[Path], Outcome]
+    ) -> None:
+        self.name, self._file, self._make, self._read = name, file, texts, read
 
     def prepare(self, folder: Path) -> None:
-        """A file of three results."""
-        self._text = (
-            results_format().write([record(p, library_seconds=2e-5, library="torch") for p in _PROBLEMS]).encode()
-        )
+        """Make the texts."""
+        self._texts = self._make()
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Damage it and read it."""
-        path, data = folder / "out.yaml", damaged(self._text, rng)
-        path.write_bytes(data)
-        return read_back(path)
+        """Damage one and read it."""
+        path = folder / self._file
+        path.write_bytes(damaged(rng.choice(self._texts), rng))
+        return self._read(path)
+
+
+def _results() -> Sequence[bytes]:
+    return [results_format().write([record(p, library_seconds=2e-5, library="torch") for p in _PROBLEMS]).encode()]
+
+
+def _sizes() -> Sequence[bytes]:
+    """Files of sizes and of tune_gemm's results."""
+    own = b"# three\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
+    return [own, (DATA / "tune_gemm_results.yaml").read_bytes()]
+
+
+def _manifests() -> Sequence[bytes]:
+    """A manifest of two kernels."""
+    head = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
+    symbol = "_ZN5aiter37bf16gemm_fp32bf16_tn_{}x64_pf3_splitkE"
+    return [(head + "".join(f"{symbol.format(m)},kernel{m}.co,1,{m},64,3,0,1,128,1\n" for m in (32, 64))).encode()]
+
+
+def _read_manifest(path: Path) -> Outcome:
+    try:
+        for row in manifest.read(path):
+            if not row.path.is_relative_to(path.parent):
+                raise TortureFailure(f"a manifest names {row.path}, outside its folder")
+    except TritonGemmError as error:
+        return refused(error)
+    return Outcome.HARMLESS
 
 
 def read_back(path: Path) -> Outcome:
@@ -178,50 +214,6 @@ class HostileRows(Campaign):
         return "# Tuned by tritongemm, schema 2: hostile\n- " + text.replace("\n", "\n  ") + "\n"
 
 
-class DamagedSizes(Campaign):
-    """A file of sizes is damaged."""
-
-    name = "damaged sizes"
-
-    def prepare(self, folder: Path) -> None:
-        """Files of sizes and of tune_gemm's results."""
-        self._texts = [
-            b"# three\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
-        ]
-        self._texts.append((DATA / "tune_gemm_results.yaml").read_bytes())
-
-    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Damage one and read it."""
-        path = folder / "sizes.yaml"
-        path.write_bytes(damaged(rng.choice(self._texts), rng))
-        return read_back(path)
-
-
-class DamagedManifests(Campaign):
-    """A manifest of assembly kernels is damaged."""
-
-    name = "damaged manifests"
-
-    def prepare(self, folder: Path) -> None:
-        """A manifest of two kernels."""
-        head = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
-        symbol = "_ZN5aiter37bf16gemm_fp32bf16_tn_{}x64_pf3_splitkE"
-        rows = [f"{symbol.format(m)},kernel{m}.co,1,{m},64,3,0,1,128,1\n" for m in (32, 64)]
-        self._text = (head + "".join(rows)).encode()
-
-    def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Damage it and read it."""
-        path = folder / "kernels.csv"
-        path.write_bytes(damaged(self._text, rng))
-        try:
-            for row in manifest.read(path):
-                if not row.path.is_relative_to(folder):
-                    raise TortureFailure(f"a manifest names {row.path}, outside its folder")
-        except TritonGemmError as error:
-            return refused(error)
-        return Outcome.HARMLESS
-
-
 class DamagedCaches(Campaign):
     """An entry of the cache of compiled kernels is damaged; it is given back as it was, or not at all."""
 
@@ -251,5 +243,7 @@ class DamagedCaches(Campaign):
 
 
 IN_PROCESS: tuple[Campaign, ...] = (
-    DamagedJournals(), DamagedResults(), HostileRows(), DamagedSizes(), DamagedManifests(), DamagedCaches(),
+    DamagedJournals(), DamagedFiles("damaged results", "out.yaml", _results, read_back), HostileRows(),
+    DamagedFiles("damaged sizes", "sizes.yaml", _sizes, read_back),
+    DamagedFiles("damaged manifests", "kernels.csv", _manifests, _read_manifest), DamagedCaches(),
 )  # fmt: skip

@@ -79,14 +79,10 @@ class Command:
         paths = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tritongemm", name, *argv],
-            cwd=folder,
+            cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "TERM": "dumb", **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=limit,
-        )
+            start_new_session=True, preexec_fn=limit,
+        )  # fmt: skip
 
     @property
     def process_id(self) -> int:
@@ -103,12 +99,11 @@ class Command:
             out, err = self._process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
-            out, err = self._process.communicate()
-            late = Ended(
-                self.argv, self._process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
-            )
-            raise late.failure(f"no end within {limit_s:g} s") from None
-        return Ended(self.argv, self._process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+            raise self._ended(*self._process.communicate()).failure(f"no end within {limit_s:g} s") from None
+        return self._ended(out, err)
+
+    def _ended(self, *texts: bytes) -> Ended:
+        return Ended(self.argv, self._process.returncode, *(text.decode(errors="replace") for text in texts))
 
     def signalled(self, number: signal.Signals, after_s: float, end_s: float = LIMIT_SECONDS) -> Ended:
         """Send a signal after a time, unless it has ended before; then as `end`."""

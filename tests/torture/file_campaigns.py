@@ -200,14 +200,10 @@ class DamagedLogs(Campaign):
 
     def prepare(self, folder: Path) -> None:
         """Lines of all forms, each of a product of its own."""
-        forms: list[Callable[[int], str]] = [partial(self._line, form) for form in call_logs.FORMS]
-        forms += [lambda n: call_logs.trace(n=n), lambda n: call_logs.hipblaslt_trace(n=n)]
-        self._lines = {1000 + 37 * i: forms[i % len(forms)](1000 + 37 * i).encode() for i in range(18)}
+        forms: list[Callable[..., str]] = [partial(call_logs.line, form) for form in call_logs.FORMS]
+        forms += [call_logs.trace, call_logs.hipblaslt_trace]
+        self._lines = {1000 + 37 * i: forms[i % len(forms)](n=1000 + 37 * i).encode() for i in range(18)}
         self._target = loader.load_target("gfx942")
-
-    @staticmethod
-    def _line(form: str, n: int) -> str:
-        return call_logs.line(form, n=n)
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Damage it, as it is or compressed, and read it."""

@@ -4,7 +4,7 @@ import ctypes
 import itertools
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -16,7 +16,7 @@ from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured
 from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
 from tritongemm.hip_ext.launching import captured_launch, workspaces
-from tritongemm.hip_ext.launching.captured_launch import CapturedKernel, QueueCall
+from tritongemm.hip_ext.launching.captured_launch import CapturedKernel
 from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch
 from tritongemm.hip_ext.launching.workspaces import WorkspacePool
@@ -105,30 +105,6 @@ def test_what_the_driver_refuses_of_it_is_an_error(nvidia: Opened) -> None:
         graph_capture.Cleared(16, bytes(8)).prepare(device.api).launch(0)
 
 
-def test_memory_is_not_set_before_its_turn(nvidia: Opened) -> None:
-    library, device, fill = nvidia
-
-    def queue(at: Mapping[str, int], stream: int) -> None:
-        fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
-        device.memset(at["c"] + 64, 0, 16, stream)
-
-    assert captured_launch.capture_launches(device, ("c",), queue) is not None
-    poke(library, "early", 1)
-    assert captured_launch.capture_launches(device, ("c",), queue) is None
-
-
-@pytest.mark.parametrize(("value", "rows"), [(7, 1), (0, 2)], ids=["to another number", "in rows"])
-def test_memory_set_otherwise_is_turned_down(nvidia: Opened, value: int, rows: int) -> None:
-    library, device, fill = nvidia
-
-    def queue(at: Mapping[str, int], stream: int) -> None:
-        device.memset(at["workspace"], value, 16, stream)
-        fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
-
-    poke(library, "rows", rows)
-    assert captured_launch.capture_launches(device, ("c", "workspace"), queue) is None
-
-
 @pytest.mark.parametrize("cluster", [(2, 3, 1), (1, 4, 1), (1, 1, 2)])
 def test_a_cluster_along_any_axis_is_repeated(nvidia: Opened, cluster: Grid) -> None:
     library, device, fill = nvidia
@@ -150,66 +126,68 @@ def test_a_cluster_along_any_axis_is_repeated(nvidia: Opened, cluster: Grid) -> 
     assert captured_launch.capture_launches(device, ("c",), queue) is None
 
 
-CALL_NUMBERS = itertools.count(1)
-CALLS: dict[str, Callable[[Mapping[str, int]], bytes]] = {
-    "a size that depends on an address": lambda at: block(at["c"], at["c"] >> 40, 7),
-    "two addresses in one word": lambda at: block(at["a"] + at["c"], 4, 7),
-    "an address rounded down": lambda at: block(at["c"] // 256 * 256, 4, 7),
-    "a number that counts the calls": lambda at: block(at["c"], 4, next(CALL_NUMBERS) // 3),
-}
+@dataclass
+class Queued:
+    """What one of the three captures of a call queues, as the table below has it."""
 
+    device: driver.Device
+    fill: Function
+    at: Mapping[str, int]
+    stream: int
+    number: int  # of the capture, from 0
 
-@pytest.mark.parametrize("call", CALLS)
-def test_what_follows_no_address_is_turned_down(nvidia: Opened, call: str) -> None:
-    _, device, fill = nvidia
+    def run(self, params: bytes = b"", shape: tuple[Grid, Grid, int] = SHAPE) -> "Queued":
+        self.fill.launch(*shape, params or block(self.at["c"], 4, 7), self.stream)
+        return self
 
-    def queue(at: Mapping[str, int], stream: int) -> None:
-        fill.launch(*SHAPE, CALLS[call](at), stream)
+    def clear(self, name: str, byte: int = 0) -> "Queued":
+        self.device.memset(self.at[name] + 64, byte, 16, self.stream)
+        return self
 
-    assert captured_launch.capture_launches(device, ("a", "c"), queue) is None
-
-
-@pytest.mark.parametrize("trial", [1, 2, 3])
-def test_another_number_of_kernels_is_turned_down(nvidia: Opened, trial: int) -> None:
-    _, device, fill = nvidia
-    calls: list[int] = []
-
-    def queue(at: Mapping[str, int], stream: int) -> None:
-        calls.append(0)
-        fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
-        if len(calls) != trial:
-            fill.launch(*SHAPE, block(at["c"], len(calls), 7), stream)  # and no two of these are alike
-
-    assert captured_launch.capture_launches(device, ("c",), queue) is None
-
-
-def test_another_shape_is_turned_down(nvidia: Opened) -> None:
-    _, device, fill = nvidia
-
-    def queue(at: Mapping[str, int], stream: int) -> None:
-        fill.launch((at["c"] >> 40, 1, 1), *SHAPE[1:], block(at["c"], 4, 7), stream)
-
-    assert captured_launch.capture_launches(device, ("c",), queue) is None
-
-
-def twice(fill: Function) -> QueueCall:
-    def queue(at: Mapping[str, int], stream: int) -> None:
+    def twice(self) -> None:
         for _ in range(2):
-            fill.prepare(*SHAPE, block(at["c"], 4, 7), cluster=2).launch(stream)
-
-    return queue
+            self.fill.prepare(*SHAPE, block(self.at["c"], 4, 7), cluster=2).launch(self.stream)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("kind", 1), ("policy", 2), ("fork", 1), ("together", 1)],
-    ids=["memory copied", "clusters elsewhere", "no chain", "all programs at once"],
-)
-def test_more_than_kernels_in_order_is_turned_down(nvidia: Opened, name: str, value: int) -> None:
+def one_less(number: int) -> Callable[[Queued], object]:
+    return lambda q: q.run() if q.number == number else q.run().run(block(q.at["c"], q.number + 1, 7))
+
+
+# What is queued, and what of the driver is otherwise then: without that it is captured.
+TURNED_DOWN: dict[str, tuple[Callable[[Queued], object], dict[str, int]]] = {
+    "a size that depends on an address": (lambda q: q.run(block(q.at["c"], q.at["c"] >> 40, 7)), {}),
+    "two addresses in one word": (lambda q: q.run(block(q.at["a"] + q.at["c"], 4, 7)), {}),
+    "an address rounded down": (lambda q: q.run(block(q.at["c"] // 256 * 256, 4, 7)), {}),
+    "a number that counts the calls": (lambda q: q.run(block(q.at["c"], 4, (q.number + 1) // 3)), {}),
+    "another shape": (lambda q: q.run(shape=((q.at["c"] >> 40, 1, 1), *SHAPE[1:])), {}),
+    **{f"one kernel less in capture {number}": (one_less(number), {}) for number in range(3)},
+    "memory set to another number": (lambda q: q.clear("a", 7).run(), {}),
+    "memory set in rows": (lambda q: q.clear("a").run(), {"rows": 2}),
+    "memory set before its turn": (lambda q: q.run().clear("c"), {"early": 1}),
+    "memory copied": (Queued.twice, {"kind": 1}),
+    "clusters elsewhere": (Queued.twice, {"policy": 2}),
+    "no chain": (Queued.twice, {"fork": 1}),
+    "all programs at once": (Queued.twice, {"together": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TURNED_DOWN)
+def test_what_can_not_be_repeated_elsewhere_is_turned_down(nvidia: Opened, name: str) -> None:
     library, device, fill = nvidia
-    assert captured_launch.capture_launches(device, ("c",), twice(fill)) is not None
-    poke(library, name, value)
-    assert captured_launch.capture_launches(device, ("c",), twice(fill)) is None
+    call, otherwise = TURNED_DOWN[name]
+
+    def captured() -> object:
+        numbers = itertools.count()
+
+        def queue(at: Mapping[str, int], stream: int) -> None:
+            call(Queued(device, fill, at, stream, next(numbers)))
+
+        return captured_launch.capture_launches(device, ("a", "c"), queue)
+
+    assert not otherwise or captured() is not None
+    for one, value in otherwise.items():
+        poke(library, one, value)
+    assert captured() is None
 
 
 def test_what_fails_gives_everything_back(nvidia: Opened) -> None:

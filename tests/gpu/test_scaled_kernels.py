@@ -11,6 +11,7 @@ import torch
 import tritongemm
 from tests.gpu.here import fp8, needs_gpu, triton
 from tests.gpu.test_numeric import usable, verify_all
+from tests.support import raising
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError
 from tritongemm.build.pool import BuildPool
@@ -225,10 +226,7 @@ EXCHANGING = (
 def test_splits_add_their_sums_through_memory(
     gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
 ) -> None:
-    def refuse(assembly: str) -> str:
-        raise UnknownAssemblyError("a new version")
-
-    monkeypatch.setattr(assembly_edits, "edit", refuse)
+    monkeypatch.setattr(assembly_edits, "edit", raising(UnknownAssemblyError("a new version")))
     problem: Problem = registry.get(Family, family).problem(
         Problem(61, 528, 1040, *matrices(dtype, c="bf16", layout="TN"))
     )

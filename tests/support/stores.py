@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def record(problem: Problem, seconds: float = 1e-5, **other: Any) -> Record:
         **other,
     }
     return Record(problem, config=CONFIG, seconds=seconds, **facts)
+
+
+def merged(path: Path, *records: Record, order: Sequence[Problem] = (), **how: Any) -> None:
+    """A run that adds records and writes them to its results."""
+    with take(path, **how) as store:
+        for one in records:
+            store.add_record(one)
+        store.merge(order)
 
 
 def journal_of(path: Path) -> Path:

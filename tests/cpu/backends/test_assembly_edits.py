@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from triton.backends.compiler import GPUTarget
 
+from tests.support import raising
 from tests.support.tables import each
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
@@ -274,10 +275,7 @@ def test_a_high_tile_is_multiplied_in_halves() -> None:
 
 
 def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(text: str) -> str:
-        raise UnknownAssemblyError("a new version")
-
-    monkeypatch.setattr(assembly_edits, "edit", refuse)
+    monkeypatch.setattr(assembly_edits, "edit", raising(UnknownAssemblyError("a new version")))
     problem = Problem(1000, 776, 1032, *matrices("bf16", layout="TN"))
     config = Config("ws_tma", 64, 32, 32, num_warps=4, num_stages=3, options=(("pair", 1),))
     built, code, _ = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
@@ -330,10 +328,7 @@ def test_the_newest_assembler_of_the_same_major_version_is_used(
     from triton.runtime.errors import PTXASError
 
     def find(path: str) -> Any:
-        return NvidiaTool(path, path) if path else missing()
-
-    def missing() -> Any:
-        raise RuntimeError("Cannot find ptxas-blackwell")
+        return NvidiaTool(path, path) if path else raising(RuntimeError("Cannot find ptxas-blackwell"))()
 
     def note(assembly: str, metadata: Any) -> bytes:
         if triton.knobs.nvidia.ptxas.path == "12.99":

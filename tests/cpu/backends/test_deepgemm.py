@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import scaled_operands
+from tests.support import raising, scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.fakes.blaslt_library import NO_CAPTURE
 from tests.support.scaled_operands import PAIRS
@@ -144,11 +144,9 @@ def test_what_it_lacks_is_refused_with_the_number_that_decides() -> None:
 def test_a_package_that_is_missing_or_broken_says_why(deep_gemm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     del deep_gemm.fp8_gemm_nt
     assert "built without its kernels" in BACKEND.available().reason
-
-    def broken(name: str) -> None:
-        raise ImportError("libnvrtc.so.13: cannot open shared object file\nand more")
-
-    monkeypatch.setattr("importlib.import_module", broken)
+    monkeypatch.setattr(
+        "importlib.import_module", raising(ImportError("libnvrtc.so.13: cannot open shared object file\nand more"))
+    )
     assert BACKEND.available().reason.endswith("does not load: libnvrtc.so.13: cannot open shared object file")
     monkeypatch.delitem(sys.modules, "deep_gemm")
     assert "is not installed" in BACKEND.available().reason
@@ -159,17 +157,9 @@ def test_a_package_that_is_missing_or_broken_says_why(deep_gemm: Any, monkeypatc
 def test_what_the_package_refuses_is_none_and_a_lost_device_is_not_hidden(deep_gemm: Any) -> None:
     problem = scaled_operands.problem(8, 32, 256, PAIRS["block, A in rows"])
     operands, _ = scaled_operands.operands(problem)
-
-    def refuse(*args: Any, **named: Any) -> None:
-        raise RuntimeError("Assertion error (csrc/apis/gemm.hpp:99): m == m_")
-
-    deep_gemm.fp8_gemm_nt = refuse
+    deep_gemm.fp8_gemm_nt = raising(RuntimeError("Assertion error (csrc/apis/gemm.hpp:99): m == m_"))
     assert BACKEND.operation(problem, operands) is None and BACKEND.list_algorithms(problem, operands) == []
-
-    def fail(*args: Any, **named: Any) -> None:
-        raise torch.OutOfMemoryError("no memory")
-
-    deep_gemm.fp8_gemm_nt = fail
+    deep_gemm.fp8_gemm_nt = raising(torch.OutOfMemoryError("no memory"))
     with pytest.raises(torch.OutOfMemoryError):
         BACKEND.operation(problem, operands)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import raising
 from tests.support.covering import covering
 from tritongemm.backends.triton import compiling
 from tritongemm.codegen import geometry
@@ -51,11 +52,8 @@ class FrontEndPassed(Exception):
 def front_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's compiler ends where its front end is done."""
 
-    def stop(*_: object) -> None:
-        raise FrontEndPassed
-
     def change(stages: dict[str, Any]) -> None:
-        stages |= dict.fromkeys(stages, stop)
+        stages |= dict.fromkeys(stages, raising(FrontEndPassed))
 
     monkeypatch.setattr(compiling, "_watch", lambda *_: change)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import raising
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
 from tests.support.tables import each
@@ -76,13 +77,11 @@ class Rig:
         def open_evaluators() -> Iterator[Sequence[Evaluator]]:
             yield self.evaluators
 
-        def refuse(*_: object) -> None:
-            raise AssertionError("nothing is tuned here")
-
+        refuse = raising(AssertionError("nothing is tuned here"))
         return Campaign(
             self.folder / "tunings", log, threshold, target_files.load_target("gfx942"),
             tuple(range(len(self.evaluators))), self.said.append,
-            open_evaluators, refuse, refuse,  # type: ignore[arg-type]
+            open_evaluators, refuse, refuse,
             {"torch": "2.9"}, ("--strategy", "genetic", "--target", "gfx942"),
         )  # fmt: skip
 

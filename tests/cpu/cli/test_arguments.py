@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.linear_layers import problem
+from tests.support.model_configs import without_transformers  # noqa: F401
 from tests.support.tables import each
 from tritongemm.cli import arguments, capture, export, gradlib, launch_plan, library, optimize, options, shell, tune
 from tritongemm.core.format_row import FormatRow

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import raising
 from tritongemm.cli import gradlib, shell, tune
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
@@ -143,11 +144,7 @@ def test_a_run_that_is_stopped_says_how_to_continue(
     untuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the same command, but for what would start over."""
-
-    def stop(*_: object) -> None:
-        raise requested_run.TuningStopped(Path("some.yaml.journal"))
-
-    monkeypatch.setattr(requested_run, "tune", stop)
+    monkeypatch.setattr(requested_run, "tune", raising(requested_run.TuningStopped(Path("some.yaml.journal"))))
     assert gradlib.main(["-i", untuned.name, "--all", "--sort"]) == shell.INTERRUPTED
     reported = capsys.readouterr().err
     assert "stopped; what is done is in some.yaml.journal. Go on with:" in reported

@@ -120,6 +120,7 @@ def test_the_last_stages_need_a_gpu(
     assert (
         "benchmark and filter: left to do, as they measure and no GPU" in reported
         and "or name a Ray cluster" in reported
+        and f"copy {tmp_path / 'tunings'}" in reported
     )
     assert "error" not in reported
     assert run(tmp_path, "--only", "benchmark") == shell.REFUSED

@@ -35,7 +35,7 @@ NAME = "tile__bm16__bn16__bk16__gm1__sk1__w4__s2"
 @each(
     "name",
     [
-        "",
+        *("", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"),
         "x" * 100_000,
         f"{NAME}\n",
         NAME.replace("bm16", "bm" + "1" * 20),

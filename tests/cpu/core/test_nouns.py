@@ -123,12 +123,6 @@ def test_a_name_that_holds_another() -> None:
     assert Config.parse(outer.name) == outer
 
 
-@each("name", ["", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"])
-def test_what_names_no_config(name: str) -> None:
-    with pytest.raises(InputError, match="is not a config name"):
-        Config.parse(name)
-
-
 @each("bad", [0, -1, MAX_DIM + 1, True, 16.0, "16", None])
 @each("field", ["m", "n", "k", "batch"])
 def test_a_problem_refuses_its_sizes_by_name(field: str, bad: Any) -> None:
@@ -298,9 +292,7 @@ def test_every_target_can_be_read(name: str) -> None:
             assert values and all(type(v) is int for v in values) and len(set(values)) == len(values), (template, axis)
 
 
-def test_targets_that_are_not_there() -> None:
-    with pytest.raises(TargetError, match=r"unknown target 'gfx1'; there are: gfx1100, .*sm90"):
-        target_files.load_target("gfx1")
+def test_a_type_that_a_target_does_not_multiply() -> None:
     with pytest.raises(TargetError, match="gfx90a has no matrix instruction for fp8e4m3fn"):
         target_files.load_target("gfx90a").tflops(DTYPES["fp8e4m3fn"])
 

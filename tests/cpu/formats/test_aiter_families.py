@@ -76,16 +76,6 @@ def test_a_library_that_won_elsewhere_has_our_name() -> None:
     assert again.config is None, "a backend that is not here"
 
 
-def test_the_users_word_may_not_contradict_the_columns() -> None:
-    with pytest.raises(InputError, match="are not those of family a4w4_blockscale, but of bf16"):
-        read("bf16_untuned_gemm.csv", "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n", "a4w4_blockscale")
-
-
-def test_batched_sizes_are_distinguished_by_the_name_of_their_file() -> None:
-    with pytest.raises(InputError, match=r"or in the file's name: batched_a8w8, .*batched_bf16"):
-        read("sizes.csv", "B,M,N,K\n4,1,2,3\n")
-
-
 def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
     head, kind = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle", "torch.float8_e4m3fn,torch.bfloat16,True,False"
     found = registry.get(TunerFormat, "aiter").read_usable(
@@ -111,6 +101,9 @@ def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
          "name says a8w8_blockscale, and its columns M,N,K,q_dtype_w,us are those of a8w8_bpreshuffle, a8w8; rename"),
         ("a8w8_blockscale_untuned_x.csv", "dense", "M,N,K,bias,dtype", "True,torch.bfloat16",
          "name says a8w8_blockscale, .* those of bf16;"),
+        ("bf16_untuned_gemm.csv", "a4w4_blockscale", "M,N,K,bias,dtype", "True,torch.bfloat16",
+         "are not those of family a4w4_blockscale, but of bf16"),
+        ("sizes.csv", "dense", "M,N,K,B", "4", r"or in the file's name: batched_a8w8, .*batched_bf16"),
         ("bf16_untuned_x.csv", "dense", "M,N,K", "", "name says bf16 or batched_bf16, and its columns M,N,K"),
         ("a8w8_untuned_x.csv", "dense", "M,N,K,m", "16", "line 1 has the column M twice"),
     ],

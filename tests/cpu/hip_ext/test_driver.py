@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import raising
 from tests.support.counted_calls import count_calls
 from tritongemm.core.errors import DriverError, InputError, TargetError, UnavailableError
 from tritongemm.hip_ext import libraries
@@ -104,11 +105,7 @@ def test_what_was_reserved_for_guarded_memory_that_is_not_there_is_given_back(fa
 def test_a_driver_without_a_call_for_guarded_memory_says_which(fake: Fake, vendor: str, role: str) -> None:
     """And keeps nothing, nor complains when the object goes."""
     library, opened = fake
-
-    def missing(*_: Any) -> int:
-        raise UnavailableError(f"no {role}; a newer driver is needed")
-
-    opened.api.calls[role] = missing
+    opened.api.calls[role] = raising(UnavailableError(f"no {role}; a newer driver is needed"))
     with pytest.raises(UnavailableError, match=f"^no {role}"):
         opened.device().guarded_memory(100)
     gc.collect()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import raising
 from tests.support.tables import each
 from tests.support.timers import PROFILERS, PlayedGraph, Profiled, profiled
 from tritongemm.cli import tune
@@ -130,11 +131,7 @@ def test_busy_time_is_the_union() -> None:
 
 def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer is prepared before PyTorch or the driver touches a device."""
-
-    def refuse() -> None:
-        raise UnavailableError("too late")
-
-    monkeypatch.setattr(registry.get(Timer, "rocprofiler"), "prepare", refuse)
+    monkeypatch.setattr(registry.get(Timer, "rocprofiler"), "prepare", raising(UnavailableError("too late")))
     worker = device_worker.DeviceWorker()
     monkeypatch.setattr(worker._torch.cuda, "set_device", lambda device: pytest.fail("the device came first"))
     setup = MeasureSetup(Problem(1, 1, 1), target_files.load_target("gfx942"), MeasureProtocol("rocprofiler"), "amd", 0)

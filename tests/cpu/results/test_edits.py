@@ -38,9 +38,8 @@ def begun(path: Path) -> Store:
     return store
 
 
-def test_edits_of_the_results_are_taken_over(tmp_path: Path) -> None:
+def test_edits_of_the_results_are_taken_over(path: Path, tmp_path: Path) -> None:
     """A row that was added, one that was changed and one that was taken out while a run held the file."""
-    path = tmp_path / "out.yaml"
     with begun(path) as store:
         edited = [record(ONE), record(THREE, 7e-6), record(FIVE, 2e-6)]
         path.write_text("# my own remark\n" + results_format().write(edited))
@@ -54,8 +53,7 @@ def test_edits_of_the_results_are_taken_over(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.edited*"))
 
 
-def test_an_edit_of_a_size_that_was_measured_meanwhile_gives_way(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_an_edit_of_a_size_that_was_measured_meanwhile_gives_way(path: Path) -> None:
     with begun(path) as store:
         path.write_text(results_format().write([record(FOUR, 9e-3), record(ONE)]))
         store.merge((FOUR,))
@@ -86,8 +84,7 @@ def test_an_edit_that_can_not_be_read_is_kept_beside(tmp_path: Path, text: bytes
     assert rows(path) == [record(ONE), record(TWO), record(THREE), record(FOUR)]
 
 
-def test_a_run_that_has_nothing_to_add_leaves_an_edit_alone(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_a_run_that_has_nothing_to_add_leaves_an_edit_alone(path: Path, tmp_path: Path) -> None:
     with begun(path) as store:
         store.merge()
         path.write_bytes(b"- {M: 1\n")
@@ -204,9 +201,8 @@ def test_trials_are_read_when_they_are_asked_for(done: Path, monkeypatch: pytest
         assert [t.status for t in store.trials(MANY[8]).values()] == ["ok", "timeout", "ok"], "the later one counts"
 
 
-def test_a_trial_that_can_not_be_is_passed_over_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_trial_that_can_not_be_is_passed_over_when_it_is_asked_for(path: Path) -> None:
     """Its line is as it was written: by a version that had a fault."""
-    path = tmp_path / "out.yaml"
     with take(path) as store:
         store.add_trials(ONE, [trial(0)])
         wrong = {"problem": ONE.to_json(), "trial": {**trial(1).to_json(), "samples": [-1.0]}}

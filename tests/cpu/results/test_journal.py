@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.support import DATA, ROOT
+from tests.support import DATA, ROOT, raising
 from tests.support.stores import (
     ONE,
     THREE,
@@ -72,9 +72,8 @@ def start(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
 
 
-def test_kill_nine_while_appending(tmp_path: Path) -> None:
+def test_kill_nine_while_appending(path: Path) -> None:
     """What a killed run had said is done is there, once; while it lived, no one else could take the file."""
-    path = tmp_path / "out.yaml"
     writer = start(path)
     try:
         assert writer.stdout
@@ -106,8 +105,7 @@ def entire(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @example(share=0.0)
 @example(share=1.0)
-def test_torn_at_any_byte_loses_one_line_at_most(tmp_path: Path, entire: bytes, share: float) -> None:
-    path = tmp_path / "out.yaml"
+def test_torn_at_any_byte_loses_one_line_at_most(path: Path, entire: bytes, share: float) -> None:
     cut = round(share * len(entire))
     journal_of(path).write_bytes(entire[:cut])
     complete = entire[:cut].count(b"\n")
@@ -146,9 +144,8 @@ def test_a_damaged_line_costs_itself(tmp_path: Path, entire: bytes, damage: byte
     assert rows(path) == [record(ONE), record(TWO), record(THREE)]
 
 
-def test_a_changed_byte_of_a_line_is_noticed(tmp_path: Path, entire: bytes) -> None:
+def test_a_changed_byte_of_a_line_is_noticed(path: Path, entire: bytes) -> None:
     """Also one that leaves values which can be: a time, a tile. Every byte of a line counts, the checksum's as well."""
-    path = tmp_path / "out.yaml"
     lines = entire.splitlines(keepends=True)
     number = next(n for n, line in enumerate(lines) if b'"record"' in line)
     for place in range(0, len(lines[number]) - 1, 7):
@@ -187,14 +184,10 @@ def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, entire
     assert rows(path) == [record(ONE), record(TWO), record(THREE)] and len(journal_lines(path)) == 1
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the write fails, is cut short, or the sync fails: an error with advice, and complete lines only."""
-    path = tmp_path / "out.yaml"
     write, sync = os.write, os.fsync
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    refuse = raising(OSError(errno.ENOSPC, "No space left on device"))
     with take(path) as store:
         store.add_trials(ONE, [trial(0)])
         before = store.journal.read_bytes()
@@ -219,13 +212,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(store.trials(ONE)) == 2
 
 
-def test_a_disk_full_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    path = tmp_path / "out.yaml"
+def test_a_disk_full_from_the_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", refuse)
+        patch.setattr(os, "write", raising(OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(OutputError, match="No space left"):
             take(path)
     take(path).close()  # and the lock was given back
@@ -242,8 +231,7 @@ def test_two_threads_do_not_tear_each_others_lines(tmp_path: Path) -> None:
         assert len(known(store)) == 80
 
 
-def test_a_damaged_journal_can_be_set_aside(tmp_path: Path, entire: bytes) -> None:
-    path = tmp_path / "out.yaml"
+def test_a_damaged_journal_can_be_set_aside(path: Path, entire: bytes) -> None:
     lines = entire.splitlines(keepends=True)
     path.with_name("out.yaml.journal").write_bytes(b"".join([*lines[:2], b"{\n", *lines[2:]]))
     with pytest.warns(DamagedFileWarning):
@@ -255,14 +243,10 @@ def test_a_damaged_journal_can_be_set_aside(tmp_path: Path, entire: bytes) -> No
 def test_a_write_that_can_not_even_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a line stays for a moment; it is gone before the next one is written."""
     write = os.write
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
     with take(tmp_path / "out.yaml") as store:
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
-            patch.setattr(os, "ftruncate", refuse)
+            patch.setattr(os, "ftruncate", raising(OSError(errno.EIO, "Input/output error")))
             with pytest.raises(OutputError, match="No space left"):
                 store.add_trials(ONE, [trial(0)])
         store.add_trials(ONE, [trial(1)])
@@ -280,9 +264,8 @@ def test_a_recorded_journal() -> None:
     assert {tried.trial.status for tried in written.tried} == {"ok", "wrong", "out_of_resources"}
 
 
-def test_seconds_of_runs_that_go_on_are_added_up(tmp_path: Path) -> None:
+def test_seconds_of_runs_that_go_on_are_added_up(path: Path) -> None:
     """Each run counts from its own beginning."""
-    path = tmp_path / "out.yaml"
     with take(path):
         pass
     for number, elapsed in enumerate((1.0, 2.5, 0.5, 4.0)):
@@ -291,8 +274,7 @@ def test_seconds_of_runs_that_go_on_are_added_up(tmp_path: Path) -> None:
     assert [tried.seconds for tried in written.tried] == [1.0, 2.5, 3.0, 6.5] and written.seconds == 6.5
 
 
-def test_some_sizes_have_the_seconds_of_their_own_runs(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_some_sizes_have_the_seconds_of_their_own_runs(path: Path) -> None:
     with take(path):
         pass
     runs = [(ONE, 7.0), (ONE, 9.0), (TWO, 2.0), (ONE, 3.0), (TWO, 4.0)]  # the first knew one size alone

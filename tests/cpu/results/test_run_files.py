@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stores import ONE, journal_of, record, take
+from tests.support.stores import ONE, journal_of, merged, record, take
 from tests.support.tables import each
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
@@ -69,8 +69,7 @@ def test_a_link_planted_while_a_run_holds_its_output_is_not_followed(tmp_path: P
     assert precious.read_text() == "mine"
 
 
-def test_the_holder_of_an_output_is_reported_whatever_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_the_holder_of_an_output_is_reported_whatever_is_there(path: Path, tmp_path: Path) -> None:
     with take(path):
         assert (tmp_path / "out.yaml.pid").read_text() == str(os.getpid())
         with pytest.raises(OutputError, match=rf"held by another run \(process {os.getpid()}\)"):
@@ -80,11 +79,8 @@ def test_the_holder_of_an_output_is_reported_whatever_is_there(tmp_path: Path) -
             take(path)
 
 
-def test_results_that_are_read_only_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
-    with take(path) as store:
-        store.add_record(record(ONE))
-        store.merge()
+def test_results_that_are_read_only_are_refused(path: Path) -> None:
+    merged(path, record(ONE))
     path.chmod(0o444)
     before = path.read_bytes()
     with pytest.raises(OutputError, match=r"out\.yaml is read-only, so it is not replaced; choose"):
@@ -92,12 +88,14 @@ def test_results_that_are_read_only_are_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o444
 
 
-@each("name", ["n" * 256, "n" * 243 + ".yaml", "/proc/out.yaml"])
+@each("name", ["n" * 256, "n" * 243 + ".yaml", "/proc/out.yaml", "file/out.yaml", "."])
 def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     """Nor may those be too long that a run keeps beside its results."""
-    with pytest.raises(OutputError, match=r"can't be written: .*choose another file with -o"):
+    (tmp_path / "file").write_text("")
+    complaint = "is a folder, not a file that can be replaced;" if name == "." else f"{name} can't be written: .*"
+    with pytest.raises(OutputError, match=rf"{complaint} ?choose another file with -o"):
         take(tmp_path / name)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_every_output_has_its_folder_of_modules() -> None:

@@ -90,8 +90,7 @@ def test_a_newer_journal_is_refused_and_kept(tmp_path: Path, resume: bool) -> No
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix not in (".lock", ".pid")} == before
 
 
-def test_a_newer_results_file_is_refused_and_kept(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_a_newer_results_file_is_refused_and_kept(path: Path) -> None:
     path.write_text(results_format().write([record(ONE)]).replace(f"schema {SCHEMA}", f"schema {SCHEMA + 1}"))
     before = path.read_bytes()
     for use in (rows, take, HeldRows):
@@ -100,8 +99,7 @@ def test_a_newer_results_file_is_refused_and_kept(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_newer_file_that_appears_during_a_run_is_kept_beside(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_a_newer_file_that_appears_during_a_run_is_kept_beside(path: Path, tmp_path: Path) -> None:
     with take(path) as store:
         store.add_record(record(ONE))
         newer = results_format().write([record(TWO)]).replace(f"schema {SCHEMA}", f"schema {SCHEMA + 1}")
@@ -131,9 +129,8 @@ def test_a_line_with_something_unknown_is_damaged(tmp_path: Path, line: dict[str
     assert journal_lines(path)[1:] == [line]
 
 
-def test_a_family_that_is_not_here(tmp_path: Path) -> None:
+def test_a_family_that_is_not_here(path: Path) -> None:
     """A plug-in may come back; its lines are not damaged."""
-    path = tmp_path / "out.yaml"
     with take(path) as store:
         absent = Problem(1, 2, 3, family="absent")
         store.add_trials(absent, [trial(0)])

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, record, rows, take, trial
+from tests.support import raising
+from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, merged, record, rows, take, trial
 from tests.support.tables import each
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem
@@ -38,9 +39,7 @@ def test_merge_is_deterministic_and_keeps_other_rows(tmp_path: Path) -> None:
     """Rows of other problems keep their place; new ones follow in the order asked for, not of their arrival."""
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     for path, arrival in ((first, (ONE, THREE)), (second, (THREE, ONE))):
-        with take(path) as store:
-            store.add_record(record(TWO))
-            store.merge()
+        merged(path, record(TWO))
         with take(path, resume=False) as store:
             for problem in arrival:
                 store.add_record(record(problem))
@@ -53,12 +52,8 @@ def test_merge_is_deterministic_and_keeps_other_rows(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes(), "merging again changes nothing"
 
 
-def test_measured_anew_replaces_the_row_in_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
-    with take(path) as store:
-        store.add_record(record(ONE))
-        store.add_record(record(TWO))
-        store.merge((ONE, TWO))
+def test_measured_anew_replaces_the_row_in_its_place(path: Path) -> None:
+    merged(path, record(ONE), record(TWO), order=(ONE, TWO))
     with take(path, toolchain={**TOOLS, "triton": "9.9"}, resume=False) as store:
         assert store.record(ONE) is None and store.trials(ONE) == {}
         store.add_record(record(ONE, 7e-6, toolchain={**TOOLS, "triton": "9.9"}))
@@ -67,8 +62,7 @@ def test_measured_anew_replaces_the_row_in_its_place(tmp_path: Path) -> None:
     assert [r.record.seconds for r in sizes.from_file(path, Defaults()) if r.record] == [7e-6, 1e-5]
 
 
-def test_results_without_their_journal_count(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_results_without_their_journal_count(path: Path) -> None:
     with take(path) as store:
         store.add_record(record(ONE))
         store.merge()
@@ -77,19 +71,14 @@ def test_results_without_their_journal_count(tmp_path: Path) -> None:
         assert store.record(ONE) == record(ONE)
 
 
-def test_a_merge_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out.yaml"
+def test_a_merge_that_fails_leaves_the_old_file(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with take(path) as store:
         store.add_record(record(ONE))
         store.merge()
         old = path.read_bytes()
         store.add_record(record(TWO))
-
-        def full(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", full)
+            patch.setattr(os, "replace", raising(OSError(errno.ENOSPC, "No space left on device")))
             with pytest.raises(OutputError, match=r"out\.yaml can't be written: No space left.*journal .* is safe"):
                 store.merge()
         assert path.read_bytes() == old
@@ -129,14 +118,6 @@ def test_runs_that_do_not_go_together(tmp_path: Path, other: dict[str, Any], com
     take(path).close()
 
 
-def test_files_that_can_not_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"file/out\.yaml can't be written: .*choose another file with -o"):
-        take(tmp_path / "file" / "out.yaml")
-    with pytest.raises(OutputError, match="is a folder, not a file that can be replaced; choose another file with -o"):
-        take(tmp_path)
-
-
 @each(
     ("text", "error", "complaint"),
     [
@@ -155,8 +136,7 @@ def test_an_output_that_is_something_else(tmp_path: Path, text: bytes, error: ty
 
 @given(st.permutations([record(p, s) for p, s in zip((THREE, ONE, TWO), (1e-5, 2e-5, 3e-5), strict=True)]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
-def test_the_file_does_not_say_who_came_first(tmp_path: Path, arrival: list[Record]) -> None:
-    path = tmp_path / "out.yaml"
+def test_the_file_does_not_say_who_came_first(path: Path, arrival: list[Record]) -> None:
     texts = set()
     for given_order in ((), (THREE, TWO, ONE)):
         with take(path, resume=False) as store:
@@ -169,17 +149,11 @@ def test_the_file_does_not_say_who_came_first(tmp_path: Path, arrival: list[Reco
     assert texts == {(ONE, TWO, THREE), (THREE, TWO, ONE)}
 
 
-def test_an_interrupted_run_ends_with_the_same_file(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_file(path: Path) -> None:
     """Ctrl-C merges what is done; going on gives the order of the run that was not interrupted."""
-    path = tmp_path / "out.yaml"
-    with take(path) as store:
-        store.add_record(record(TWO))
-        store.merge((ONE, TWO, THREE))
+    merged(path, record(TWO), order=(ONE, TWO, THREE))
     assert rows(path) == [record(TWO)]
-    with take(path) as store:
-        store.add_record(record(THREE))
-        store.add_record(record(ONE))
-        store.merge((ONE, TWO, THREE))
+    merged(path, record(THREE), record(ONE), order=(ONE, TWO, THREE))
     assert rows(path) == [record(ONE), record(TWO), record(THREE)]
     with take(path) as store:
         store.add_record(record(four := Problem(1, 1, 1)))
@@ -187,8 +161,7 @@ def test_an_interrupted_run_ends_with_the_same_file(tmp_path: Path) -> None:
     assert rows(path) == [record(ONE), record(TWO), record(THREE), record(four)], "rows keep their place"
 
 
-def test_the_file_is_the_truth_for_what_was_merged(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_the_file_is_the_truth_for_what_was_merged(path: Path) -> None:
     with take(path) as store:
         for problem in (ONE, TWO):
             store.add_record(record(problem))
@@ -206,9 +179,8 @@ def test_the_file_is_the_truth_for_what_was_merged(tmp_path: Path) -> None:
     assert len(rows(path)) == 3
 
 
-def test_measuring_anew_does_not_lose_what_was_not_merged(tmp_path: Path) -> None:
+def test_measuring_anew_does_not_lose_what_was_not_merged(path: Path) -> None:
     """Killed before the merge, then --no-resume for another size, twice: the first result is in the file."""
-    path = tmp_path / "out.yaml"
     with take(path) as store:
         store.add_record(record(ONE))
     for _ in range(2):
@@ -224,9 +196,7 @@ def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) 
     """Neither a prediction nor another chip of the same architecture may replace what a GPU measured."""
     path = tmp_path / "out.yaml"
     measured = {**TOOLS, "device": "H200"}
-    with take(path, toolchain=measured) as store:
-        store.add_record(record(ONE, toolchain=measured))
-        store.merge()
+    merged(path, record(ONE, toolchain=measured), toolchain=measured)
     for other, ours in ({**TOOLS, "device": "H100"}, "H100"), (TOOLS, "no GPU"):
         with pytest.raises(OutputError, match=f"was measured on H200, this run has {ours}: choose another -o"):
             take(path, toolchain=other, resume=resume)
@@ -235,16 +205,10 @@ def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) 
     assert rows(path) == [record(ONE, toolchain=measured)]
 
 
-def test_rows_of_an_older_toolchain_beside_those_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "out.yaml"
+def test_rows_of_an_older_toolchain_beside_those_asked_for(path: Path) -> None:
     newer = {**TOOLS, "triton": "3.9.0"}
-    with take(path) as store:
-        store.add_record(record(ONE))
-        store.add_record(record(TWO))
-        store.merge()
-    with take(path, toolchain=newer, resume=False) as store:
-        store.add_record(record(ONE, toolchain=newer))
-        store.merge()
+    merged(path, record(ONE), record(TWO))
+    merged(path, record(ONE, toolchain=newer), toolchain=newer, resume=False)
     with take(path, toolchain=newer, problems=[ONE]) as store:
         assert (store.record(ONE), store.record(TWO)) == (record(ONE, toolchain=newer), None)
         assert len(store.records()) == 2
@@ -262,9 +226,7 @@ def test_links_and_modes_stay(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"link\.yaml is held by another run"):
             take(link)
     real.chmod(0o664)
-    with take(link) as store:
-        store.add_record(record(TWO))
-        store.merge()
+    merged(link, record(TWO))
     assert link.is_symlink() and len(rows(real)) == 2
     assert real.stat().st_mode & 0o777 == 0o664
 
@@ -314,9 +276,8 @@ def test_a_name_that_says_another_kind_of_file(tmp_path: Path) -> None:
         take(tmp_path / name).close()
 
 
-def test_rows_of_devices_of_several_sizes_are_kept(tmp_path: Path) -> None:
+def test_rows_of_devices_of_several_sizes_are_kept(path: Path) -> None:
     """A run that does not say how large its device is replaces none of them but the one that does not say either."""
-    path = tmp_path / "out.yaml"
     large, small = (record(ONE, 1e-6 * n, compute_units=n) for n in (304, 80))
     path.write_text(results_format().write([record(TWO), large, small]))
     with take(path) as store:
@@ -339,12 +300,9 @@ def test_rows_of_devices_of_several_sizes_are_kept(tmp_path: Path) -> None:
     assert rows(path) == [record(ONE), better]
 
 
-def test_devices_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_devices_of_another_size_are_refused(path: Path) -> None:
     """A part of a chip has its name; rows that do not say how large it is go with any."""
-    path = tmp_path / "out.yaml"
-    with take(path) as store:
-        store.add_record(record(ONE))
-        store.merge()
+    merged(path, record(ONE))
     with take(path, compute_units=304) as store:
         assert store.record(ONE) == record(ONE)
         store.add_record(record(TWO, compute_units=304))

@@ -127,15 +127,6 @@ def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, name: str) -> 
         target_files.space_file("../elsewhere/evil")
 
 
-def test_the_command_says_it_in_a_line(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(GFX942 + "target: {features: tma}\n")
-    out = tmp_path / "out.yaml"
-    assert tune.main(["-m", "16", "-n", "16", "-k", "16", "--target", "toy", "-o", str(out)]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: search_spaces/toy.yaml: target: features") and err.count("\n") == 1
-    assert not out.exists()
-
-
 @each(
     ("device", "target"),
     [

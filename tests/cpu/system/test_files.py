@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import raising
 from tests.support.tables import each
 from tritongemm.core.errors import OutputError
 from tritongemm.system import files, temporary_folder
@@ -71,11 +72,7 @@ def test_places_that_can_not_be_written_are_found_before_work_starts(tmp_path: P
 
 def test_a_folder_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder without the right to be searched, which stops every user but root."""
-
-    def refuse(path: Path) -> os.stat_result:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "lstat", refuse)
+    monkeypatch.setattr(Path, "lstat", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(OutputError, match=r"out can't be written: Permission denied; choose another$"):
         files.check_place(tmp_path / "out", lambda start: True, "mine", "choose another")
 

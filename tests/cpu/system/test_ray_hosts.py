@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, fake_ray
+from tests.support import ROOT, fake_ray, raising
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.system import ray_hosts
 from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
@@ -103,11 +103,7 @@ def test_an_actor_that_never_comes(
     host: RemoteHost, monkeypatch: pytest.MonkeyPatch, fault: Exception, kind: type[Exception], complaint: str
 ) -> None:
     """Because its host is gone, which Ray lists for a while, or can't run it."""
-
-    def get(*_: object, **__: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(host._ray, "get", get)
+    monkeypatch.setattr(host._ray, "get", raising(fault))
     with pytest.raises(kind, match=complaint):
         host.ready(1.0)
     assert host.lost == (kind is HostLost)
@@ -181,9 +177,6 @@ def test_actors_do_not_look_for_modules_in_the_current_folder(
 
 
 def test_ray_that_refuses_users_is_reported(ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise ConnectionError("\nCould not find any running Ray instance.\n")
-
-    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "init", raising(ConnectionError("\nCould not find any running Ray instance.\n")))
     with pytest.raises(InputError, match=r"--ray auto: no Ray cluster .*: Could not find any running Ray instance;"):
         RayHosts("auto")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import raising
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.system import reading
@@ -113,10 +114,7 @@ def test_a_file_or_what_a_pipe_gives_may_be_too_large(
 
 
 def test_a_pipe_that_gives_more_than_there_is_room_for(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room() -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", no_room)
+    monkeypatch.setattr("tempfile.TemporaryFile", raising(OSError(28, "No space left on device")))
     with pytest.raises(InputError, match=r"pipe: what it gives can't be kept: No space left .*; make room there"):
         open_bytes(pipe)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import raising
 from tests.support.linear_layers import record
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
@@ -79,11 +80,7 @@ def test_a_race_gets_the_time_and_never_fails_by_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(quantization, "_launches", lambda asked, target: ("launch",))
     timed: Any = quantization.with_quantization(result, problem("a8w8"), evaluator)  # type: ignore[arg-type]
     assert timed == replace(result, quantize_seconds=3e-6)
-
-    def fail(asked: Quantization, target: Any) -> None:
-        raise InputError("it does not compile")
-
-    monkeypatch.setattr(quantization, "_launches", fail)
+    monkeypatch.setattr(quantization, "_launches", raising(InputError("it does not compile")))
     assert quantization.with_quantization(result, problem("a8w8"), evaluator) == result  # type: ignore[arg-type]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import raising
 from tests.support.evaluators import FakeEvaluator
 from tests.support.racing import CODE, SIZE, Drop, pool_and_store, race
 from tests.support.stores import record, take
@@ -152,13 +153,9 @@ def test_a_size_that_no_template_computes_does_not_end_the_run(tmp_path: Path, s
 
 def test_a_full_disk_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after the other thousand compiles; what the thread of a device meets ends the run as well."""
-
-    def full(*_: object) -> None:
-        raise OutputError("disk full")
-
     for owner, name in ((Store, "add_trials"), (FakeEvaluator, "screen")):
         with monkeypatch.context() as patch, pytest.raises(OutputError, match="disk full"):
-            patch.setattr(owner, name, full)
+            patch.setattr(owner, name, raising(OutputError("disk full")))
             race(tmp_path / name, ("triton",))
 
 

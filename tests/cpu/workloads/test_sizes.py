@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import raising
 from tests.support.linear_layers import problem, record
 from tests.support.plugins import dropped
 from tests.support.tables import each
@@ -58,11 +59,8 @@ def test_what_can_not_be_read(tmp_path: Path) -> None:
 
 
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
     (tmp_path / "sizes.yaml").touch()
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(InputError, match=r"sizes\.yaml can't be read: Permission denied"):
         sizes.from_file(tmp_path / "sizes.yaml", Defaults())
 

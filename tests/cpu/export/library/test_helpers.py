@@ -6,11 +6,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from tests.support import libraries, stored_calls
+from tests.support import libraries, raising, stored_calls
 from tests.support.linear_layers import stand_in_device
 from tritongemm.build import expert_kernels, few_expert_kernels, helpers
 from tritongemm.build.cache import ArtifactCache
@@ -109,14 +108,11 @@ def test_a_launch_of_other_parameters_is_refused(library: Path) -> None:
 def test_what_no_library_can_hold_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*given: Any) -> None:
-        raise UnavailableError("no compiler here")
-
     blocks = registry.get(Family, "a8w8_blockscale").problem(
         Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
     )
     package = Config("gemm", 0, 0, 0, options=(("overlap", 1),), backend="deepgemm")
-    monkeypatch.setattr(helpers, "compile_helpers", refuse)
+    monkeypatch.setattr(helpers, "compile_helpers", raising(UnavailableError("no compiler here")))
     record = replace(libraries.tuned(blocks, winner="deepgemm"), config=package)
     built = building.build([record], HERE)
     reported = dict(built.compiled_late)

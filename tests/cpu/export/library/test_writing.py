@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import libraries
+from tests.support import libraries, raising
 from tests.support.libraries import linear, tuned
 from tests.support.tables import each
 from tritongemm.cli import library as command
@@ -162,12 +162,11 @@ def test_what_can_not_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     for path in (tmp_path / "library", tmp_path / "library.zip"):
         libraries.write(path, tuned(SIZE))
         before = open_library(path).digest
-
-        def gone() -> bytes:
-            raise OutputError("the other library is gone")
-
         entry = libraries.entry(tuned(linear(8, 48, 64)), b"other")
         assert entry.kernel is not None
         with pytest.raises(OutputError, match="is gone"), writing.held(path):
-            writing.write(path, Contents({entry.key: entry}, {entry.kernel.sha256: gone}))
+            writing.write(
+                path,
+                Contents({entry.key: entry}, {entry.kernel.sha256: raising(OutputError("the other library is gone"))}),
+            )
         assert open_library(path).digest == before and not open_library(path).faults()

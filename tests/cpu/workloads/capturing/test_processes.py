@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.support import ROOT, forked
+from tests.support import ROOT, forked, raising
 from tritongemm.core.errors import OutputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.workloads import sizes
@@ -139,10 +139,7 @@ def test_a_process_that_ends_at_once_or_becomes_another_program_writes_first(tmp
 
 
 def test_what_could_not_be_written_at_the_end_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OutputError("no room")
-
-    monkeypatch.setattr(WorkloadFile, "add", full)
+    monkeypatch.setattr(WorkloadFile, "add", raising(OutputError("no room")))
     with pytest.warns(RuntimeWarning, match=r"what was captured is lost \(calls: 3, products: 2\): no room"):  # noqa: SIM117
         with Capture(tmp_path / "shapes.yaml"):
             for m in (5, 5, 8):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tritongemm
+from tests.support import raising
 from tests.support.tables import each
 from tritongemm.core.problem import matrices
 from tritongemm.formats import Defaults
@@ -83,9 +84,7 @@ def test_pytorchs_scaled_products() -> None:
 
 
 def test_our_own_scaled_product_is_not_run_anew() -> None:
-    def never(*args: object) -> None:
-        raise AssertionError
-
+    never = raising(AssertionError)
     name = "tritongemm.scaled_mm"
     args = (fp8(2, 8, K), fp8(N, K), ones(16, 4), ones(2, 4))
     weight = product(name, never, *args)

@@ -82,7 +82,7 @@ LAYOUTS = list(itertools.product((True, False), repeat=2))
 def usable(problem: Problem, target: Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
     """Configs that can compute a problem, of a template that this target has."""
     entire = {a.template for a in space(problem, target).axes}
-    free = {"tile", "gemv", "stream_k"}  # through pointers: anything goes, whatever the space offers
+    free = {"tile", "gemv", "stream_k", "grouped_gemv"}  # through pointers: anything goes, whatever the space offers
     return [c for c in configs if c.template in free | entire and triton().check(c, problem, target)]
 
 

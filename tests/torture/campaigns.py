@@ -119,7 +119,7 @@ class DamagedFiles(Campaign):
         name: of the campaign.
         file: the name of the damaged file.
         texts: makes what it held before, one of several.
-        read: reads it, and tells what came of it.
+        read: reads it, and returns what came of it.
     """
 
     def __init__(

@@ -56,3 +56,4 @@ FRAGMENTS = (
 )
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these
 WS_FRAGMENTS = Config("ws_fragments", 96, 128, 64, 2, num_warps=8, num_stages=4, options=(("share", 1), ("swap_ab", 1)))
+WS_DIRECT = Config("ws_fragments", 96, 128, 64, 1, 2, 8, 4, (("direct", 1), ("swap_ab", 1)))

@@ -14,6 +14,7 @@ from tests.support.kernel_cases import (
     POINTERS,
     SPLIT,
     TMA,
+    WS_DIRECT,
     WS_FRAGMENTS,
 )
 from tritongemm.core.config import Config
@@ -114,7 +115,7 @@ CASES = {
         _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", groups=replace(_GROUPS, room=40)), _GROUPED_BLOCKS
     ),
     "fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1"), (*MX_GEMV, *MX_BATCHED), True),
-    "int4 in fragments": ModuleCase(_fragments("int4", "weight_64_zeros"), (*FRAGMENTS, WS_FRAGMENTS)),
+    "int4 in fragments": ModuleCase(_fragments("int4", "weight_64_zeros"), (*FRAGMENTS, WS_FRAGMENTS, WS_DIRECT)),
     "fp4 in fragments": ModuleCase(_fragments("fp4e2m1", "weight_mx"), FRAGMENTS),
     "grouped fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1", groups=_GROUPS), MX_GROUPED, True),
 }

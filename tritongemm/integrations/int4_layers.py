@@ -1,17 +1,18 @@
 """What layers of int4 of both servers keep beside their own weight: the weight in the order that rows read."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
-from tritongemm.integrations.process import attribute
+from tritongemm.integrations.process import attribute, plain
 from tritongemm.operations.four_bit_weights import PackedWeight
 from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.served_w4 import choose
+from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, pack_int4_experts
 
 LEFT: Final = "tritongemm_w4_left"  # attribute of a layer: why it is not served
 ORDER: Final = "tritongemm_w4_order"  # attribute of a layer: that of its weight
@@ -62,16 +63,61 @@ def keep(layer: Any, found: PackedWeight | str | None) -> None:
     setattr(layer, LEFT, found if isinstance(found, str) else "" if found else "of int4 that is not as it is known")
     if not isinstance(found, PackedWeight):
         for name in KEPT:  # of a weight before this one
-            vars(layer).get("_buffers", {}).pop(name, None)
+            _keep(layer, name, None)
         return
-    for name, tensor in ((WEIGHT, found.weight), (SCALE, found.scale), (BIAS, attribute(layer, "bias"))):
-        kept = attribute(layer, name)
-        if tensor is None or not isinstance(kept, Tensor) or kept.shape != tensor.shape or kept.device != tensor.device:
-            # Marlin permutes a bias in place.
-            layer.register_buffer(name, None if tensor is None else tensor.detach().clone(), persistent=False)
-        else:
-            kept.copy_(tensor)
+    bias = attribute(layer, "bias")  # which Marlin permutes in place
+    for name, tensor in ((WEIGHT, found.weight), (SCALE, found.scale), (BIAS, bias)):
+        _keep(layer, name, tensor.detach().clone() if tensor is bias and tensor is not None else tensor)
     setattr(layer, ORDER, found.order)
+
+
+def find_experts(
+    layer: Any, pack: Callable[..., PackedWeight], names: tuple[str, ...], group: int, **more: Any
+) -> Converted | str:
+    """Return the weights of a layer's experts as their rows read them, or why they are not served.
+
+    Args:
+        layer: has parameters ``w13_`` (gate, then up) and ``w2_`` of these names, a weight, its factors and perhaps
+            zero points.
+        pack: converts them.
+        names: of the parameters.
+        group: the length along K that a factor is for, -1 for a column.
+        more: arguments of `pack`.
+    """
+    given = [[plain(getattr(layer, f"{of}_{name}")).detach() for name in names] for of in ("w13", "w2")]
+    if any(attribute(layer, f"{of}_bias") is not None for of in ("w13", "w2")):
+        return "of int4 with biases"
+    if not has_room(given[0][0], sum(weight.nbytes for weight, *_ in given)):
+        return NO_ROOM
+    packs = [partial(pack, *tensors, **more) for tensors in given]
+    try:
+        found = pack_int4_experts(default_dispatcher().packed_weights, packs, group)
+    except InputError as error:
+        return f"of int4 that is refused: {error}"
+    return f"with {found}" if isinstance(found, str) else found
+
+
+def keep_experts(layer: Any, found: Converted | str | None) -> None:
+    """Keep the weights of experts, or why there are none, as `keep` does."""
+    setattr(
+        layer, LEFT, found if isinstance(found, str) else "" if found else "of four bits that is not as it is known"
+    )
+    setattr(layer, ORDER, found.order if isinstance(found, Converted) else None)
+    tensors = found.tensors if isinstance(found, Converted) else {}
+    for name in OF_EXPERTS:
+        _keep(layer, name, tensors.get(name))
+
+
+def _keep(layer: Any, name: str, tensor: Tensor | None) -> None:
+    """Keep a tensor in the memory of a former one, which graphs read, where that is alike."""
+    if tensor is None:
+        vars(layer).get("_buffers", {}).pop(name, None)
+        return
+    kept = attribute(layer, name)
+    if not isinstance(kept, Tensor) or kept.shape != tensor.shape or kept.device != tensor.device:
+        layer.register_buffer(name, tensor, persistent=False)
+    else:
+        kept.copy_(tensor)
 
 
 def operands(layer: Any, x: Tensor, bias: Tensor | None) -> FourBitOperands | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritongemm.integrations import loaded_model, process, sglang_fp8, sglang_moe, sglang_w4
+from tritongemm.integrations import loaded_model, process, sglang_fp8, sglang_moe, sglang_w4, sglang_w4_experts
 from tritongemm.integrations.process import attribute, define_linear, plain, serves_weight
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -49,7 +49,7 @@ def register() -> None:
         ("fp8 layers in blocks of compressed-tensors", sglang_fp8.SCHEME, sglang_fp8.make_hook_of_scheme, scales),
         ("fp8 layers with a factor per row", sglang_fp8.ROWS, sglang_fp8.make_hook_of_rows, scales),
         ("mixtures of experts", sglang_moe.TARGET, sglang_moe.make_hook, process.serves_experts()),
-        *((*hook, process.serves_four_bits()) for hook in sglang_w4.hooks()),
+        *((*hook, process.serves_four_bits()) for hook in (*sglang_w4.hooks(), *sglang_w4_experts.hooks())),
         ("layers before the first call of a size", _LOADING, _make_hook_of_loading, serves),
     )
 

@@ -24,7 +24,7 @@ _OTHER_MIXTURES: Final = (
     "gemm1_clamp_limit",
     "swiglu_limit",
 )
-_FACTOR: Final = "routed_scaling_factor"  # of the sum over a token's experts, in DeepSeek's models
+FACTOR: Final = "routed_scaling_factor"  # of the sum over a token's experts, in DeepSeek's models
 _FACTORS: Final = frozenset({"use_fp8_w8a8", "w1_scale", "w2_scale"})
 
 
@@ -44,7 +44,7 @@ def make_hook() -> Callable[..., Any]:
         scales = _scales(w1, w2, x.dtype, {name: value for name, value in asked.items() if name not in _FIRST})
         if (
             scales is None
-            or not _is_plain(config)
+            or not is_plain(config)
             or not (w1.is_contiguous() and w2.is_contiguous())
             or batch_invariant_ops.is_batch_invariant_mode_enabled()
         ):
@@ -56,12 +56,12 @@ def make_hook() -> Callable[..., Any]:
             routed = asked["topk_output"]._replace(topk_ids=changed.topk_ids)
             return own.func(**{**asked, "hidden_states": changed.x, "topk_output": routed})
 
-        return partial(server_calls.mixture_or, operands, compute, attribute(config, _FACTOR) or 1.0)
+        return partial(server_calls.mixture_or, operands, compute, attribute(config, FACTOR) or 1.0)
 
     return make_server_hook("SGLang", "mixture of experts", read)
 
 
-def _is_plain(config: Any) -> bool:
+def is_plain(config: Any) -> bool:
     """Return whether a mixture is gated by SiLU, with nothing but a factor done to its values."""
     return (
         config.activation == "silu"

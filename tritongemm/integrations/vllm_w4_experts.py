@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from torch import Tensor
 from tritongemm.core.errors import InputError
 from tritongemm.integrations import int4_layers
 from tritongemm.integrations.process import attribute, guarded, plain, replace
-from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_gptq
+from tritongemm.operations.four_bit_weights import pack_awq, pack_gptq
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, pack_experts, pack_int4_experts
+from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, pack_experts
 
 SERVED: Final = "mixture of four bits"
 _PLACE: Final = "vllm.model_executor.layers.quantization"
@@ -33,9 +33,6 @@ _BIAS: Final = "w2_bias_of_checkpoint"  # buffer, as vLLM may pad and permute it
 _GATE: Final = {"gemm1_clamp_limit": 7.0, "gemm1_alpha": 1.702, "gemm1_beta": 1.0}
 _INTERLEAVED: Final = "swigluoai"
 _OURS: Final = {_INTERLEAVED: "clamped_swiglu", "silu": "silu"}  # of vLLM's activations
-
-
-_Pack: TypeAlias = "partial[PackedWeight]"  # of a checkpoint's tensors, the weight first, for a type and an order
 
 
 class _Kept(NamedTuple):
@@ -68,12 +65,9 @@ def hook(name: str) -> None:
         found = convert(own, layer)
         load(own, layer)
         kernel = attribute(attribute(own, "moe_kernel"), "impl")
+        int4_layers.keep_experts(layer, None if kernel is None and isinstance(found, Converted) else found)
         if isinstance(found, Converted) and kernel is not None:
-            for buffer, tensor in found.tensors.items():
-                layer.register_buffer(buffer, tensor, persistent=False)
             setattr(kernel, _KEPT, _Kept(layer, found.order, METHODS[name][2]))
-        unknown = "" if attribute(kernel, _KEPT) else "of four bits that is not as it is known"
-        setattr(layer, int4_layers.LEFT, found if isinstance(found, str) else unknown)
 
     loaded.__module__ = __name__
     for kind in ("FusedMoEKernelModularImpl", "FusedMoEKernelMonolithicImpl"):
@@ -109,7 +103,8 @@ def _serve(kind: Any) -> None:
 
 def _convert_mxfp4(method: Any, layer: Any) -> Converted | str:
     """Return the experts' weights for their rows, or why they are not served."""
-    w1, w1_scale, w2, w2_scale = _parameters(layer, "w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    w1, w1_scale, w2, w2_scale = (plain(getattr(layer, name)).detach() for name in names)
     w1_bias, w2_bias = (plain(attribute(layer, name)) for name in ("w13_bias", "w2_bias"))
     if not int4_layers.has_room(w1, sum(one.nbytes for one in (w1, w1_scale, w2, w2_scale))):
         return int4_layers.NO_ROOM
@@ -122,52 +117,30 @@ def _convert_mxfp4(method: Any, layer: Any) -> Converted | str:
     return f"with {found}" if isinstance(found, str) else found
 
 
-def _convert_int4(read: Callable[[Any, Any], list[_Pack] | str], method: Any, layer: Any) -> Converted | str:
-    """Return the same of experts of int4, which `read` packs."""
-    if method.experts_cls.__name__ not in _EXPERTS:
-        return f"of {method.experts_cls.__name__}"
-    if any(attribute(layer, name) is not None for name in ("w13_bias", "w2_bias")):
-        return "of int4 with biases"
-    packs = read(method, layer)
-    if isinstance(packs, str):
-        return packs
-    weights = [pack.args[0] for pack in packs]
-    if not int4_layers.has_room(weights[0], sum(one.nbytes for one in weights)):
-        return int4_layers.NO_ROOM
-    try:
-        found = pack_int4_experts(default_dispatcher().packed_weights, packs)
-    except InputError as error:
-        return f"of int4 that is refused: {error}"
-    return f"with {found}" if isinstance(found, str) else found
+def _convert_int4(read: Callable[[Any, Any], Converted | str], method: Any, layer: Any) -> Converted | str:
+    """Return the same of experts of int4, which `read` converts."""
+    name: str = method.experts_cls.__name__
+    return read(method, layer) if name in _EXPERTS else f"of {name}"
 
 
-def _read_compressed(method: Any, layer: Any) -> list[_Pack] | str:
-    """Return what packs gate and up, and down, for activations of a type and in an order; or why nothing can."""
+def _read_compressed(method: Any, layer: Any) -> Converted | str:
     if method.num_bits != 4 or method.actorder == "group":
         return f"of int{method.num_bits}{' with actorder' if method.actorder else ''}"
     names = ("weight_packed", "weight_scale", *(() if method.symmetric else ("weight_zero_point",)))
-    return [
-        partial(pack_gptq, *_parameters(layer, *(f"{of}_{name}" for name in names)), checkpoint_format="gptq_v2")
-        for of in ("w13", "w2")
-    ]
+    return int4_layers.find_experts(layer, pack_gptq, names, method.group_size, checkpoint_format="gptq_v2")
 
 
-def _read_gptq(method: Any, layer: Any) -> list[_Pack] | str:
+def _read_gptq(method: Any, layer: Any) -> Converted | str:
     config = method.quant_config
     if config.quant_type.size_bits != 4 or config.desc_act:
         return f"of int{config.quant_type.size_bits}{' with desc_act' if config.desc_act else ''}"
-    return [partial(pack_gptq, *_parameters(layer, f"{of}_qweight", f"{of}_scales")) for of in ("w13", "w2")]
+    return int4_layers.find_experts(layer, pack_gptq, ("qweight", "scales"), config.group_size)
 
 
-def _read_awq(method: Any, layer: Any) -> list[_Pack] | str:
+def _read_awq(method: Any, layer: Any) -> Converted | str:
     if not method.quant_config.zero_point:
         return "of AWQ without zero points"
-    names = ("qweight", "scales", "qzeros")
-    return [partial(pack_awq, *_parameters(layer, *(f"{of}_{name}" for name in names))) for of in ("w13", "w2")]
-
-
-def _parameters(layer: Any, *names: str) -> list[Tensor]:
-    return [plain(getattr(layer, name)).detach() for name in names]
+    return int4_layers.find_experts(layer, pack_awq, ("qweight", "scales", "qzeros"), method.quant_config.group_size)
 
 
 # Of classes of what loads a layer: their module, what converts its weights, and its activation by vLLM's name.

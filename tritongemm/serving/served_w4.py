@@ -14,6 +14,7 @@ from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, Scaling
 from tritongemm.numerics.computable_families import in_fastest_order
 from tritongemm.operations.four_bit_weights import (
     PackedWeight,
+    depth_of,
     pack_awq,
     pack_compressed_tensors,
     pack_gptq,
@@ -191,17 +192,22 @@ def pack_experts(
     return _experts(packed, first[2])
 
 
-def pack_int4_experts(rows: _Rows, packs: Iterable[Callable[..., PackedWeight]]) -> Converted | str:
+def pack_int4_experts(rows: _Rows, packs: Sequence[Callable[..., PackedWeight]], group: int) -> Converted | str:
     """Return experts of int4 as most of their rows read them, or why none does.
 
     Args:
         rows: as of `convert`.
         packs: convert gate and up, and down, in an order, for activations of the type that their factors have.
+        group: the length along K that a checkpoint's factor is for, -1 for a column.
 
     Raises:
         InputError: the weights can't be converted.
     """
     packed = [pack() for pack in packs]
+    for one in packed:
+        k = 2 * one.weight.shape[2]
+        if depth_of(group if group > 0 else k) != k // one.scale.shape[1]:
+            raise InputError(f"its factors are not for groups of {group}")
     stored = [read_weight(one.weight[0], one.scale[0], one.scale.dtype, PLAIN).scaling for one in packed]
     order = common_order(rows, [(one.weight, scaling) for one, scaling in zip(packed, stored, strict=True)])
     if order is None:

@@ -1,11 +1,9 @@
-"""vLLM's mixtures with weights of four bits: experts are converted before vLLM converts them, and served where rows
-hold.
-"""
+"""Servers' mixtures of four bits: experts are converted before the server converts them, and served where rows hold."""
 
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,12 +12,18 @@ from torch.nn import functional
 
 from tests.cpu.operations.test_four_bit_weights import AWQ_COLUMNS, words
 from tests.cpu.serving.test_patch_gpt_oss import EXPERTS, HIDDEN, INNER, TOPK, X, mlp_of_mxfp4, rows
-from tests.support.fakes.servers import install_vllm, install_vllm_int4, install_vllm_mixtures
+from tests.support.fakes.servers import (
+    install_sglang,
+    install_sglang_experts,
+    install_vllm,
+    install_vllm_int4,
+    install_vllm_mixtures,
+)
 from tests.support.linear_layers import record
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
-from tritongemm.integrations import int4_layers, loaded_model, vllm, vllm_w4_experts
+from tritongemm.integrations import int4_layers, loaded_model, sglang, vllm, vllm_w4_experts
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.plugins import registry
@@ -106,68 +110,124 @@ def test_mixtures_with_rows_are_served(
     )
 
 
-NAMES: dict[str, Any] = {  # facts of each class, and the names of a weight, its factors and zero points
+AWQ_FACTS = SimpleNamespace(zero_point=True, group_size=32)
+GPTQ_FACTS = SimpleNamespace(desc_act=False, group_size=32, weight_bits=4, quant_type=SimpleNamespace(size_bits=4))
+COMPRESSED_FACTS = {"num_bits": 4, "actorder": None, "group_size": 32}
+# Of each class of vLLM and of SGLang: its facts, and the names of a weight, its factors and zero points.
+CLASSES: dict[str, Any] = {
     "CompressedTensorsWNA16MarlinMoEMethod": (
-        {"num_bits": 4, "actorder": None, "symmetric": False}, "weight_packed", "weight_scale", "weight_zero_point"
+        COMPRESSED_FACTS | {"symmetric": False}, "weight_packed", "weight_scale", "weight_zero_point"
     ),
-    "AutoGPTQMoEMethod": (
-        {"quant_config": SimpleNamespace(desc_act=False, quant_type=SimpleNamespace(size_bits=4))}, "qweight", "scales"
-    ),
-    "AutoAWQMoEMethod": ({"quant_config": SimpleNamespace(zero_point=True)}, "qweight", "scales", "qzeros"),
+    "AutoGPTQMoEMethod": ({"quant_config": GPTQ_FACTS}, "qweight", "scales"),
+    "AutoAWQMoEMethod": ({"quant_config": AWQ_FACTS}, "qweight", "scales", "qzeros"),
+    "CompressedTensorsWNA16MoE": (COMPRESSED_FACTS | {"sym": True}, "weight_packed", "weight_scale"),
+    "GPTQMarlinMoEScheme": ({"quant_config": GPTQ_FACTS}, "qweight", "scales"),
+    "AWQMoEScheme": ({"quant_config": AWQ_FACTS}, "qweight", "scales", "qzeros"),
 }  # fmt: skip
+EXTENTS = ((2 * INNER, HIDDEN), (HIDDEN, INNER))
+WEIGHTS, IDS = torch.rand(6, TOPK, generator=torch.Generator().manual_seed(9)), torch.arange(12).view(6, TOPK) % EXPERTS
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_experts_of_int4_are_served(
-    name: str, tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    facts, *names = NAMES[name]
-    asked, extents = [], ((2 * INNER, HIDDEN), (HIDDEN, INNER))
+def experts_of_int4(name: str) -> tuple[Any, Tensor]:
+    """A layer as a checkpoint has it, and its result for all tokens in float64."""
+    _, *names = CLASSES[name]
+    layer, exact, random = nn.Module(), [], torch.Generator().manual_seed(4)
+    for of, (n, k) in zip(("w13", "w2"), EXTENTS, strict=True):
+        numbers = torch.randint(0, 16, (EXPERTS, k, n), generator=random)
+        scales = torch.rand(EXPERTS, k // 32, n, generator=random).bfloat16()
+        zeros = torch.full(scales.shape, 8)
+        if len(names) > 2:
+            zeros = torch.randint(0, 16, scales.shape, generator=random)
+        exact.append((numbers - zeros.repeat_interleave(32, 1)) * scales.double().repeat_interleave(32, 1))
+        places = AWQ_COLUMNS if "AWQ" in name else list(range(8))
+        by_columns = [words(one.unflatten(-1, (-1, 8))[..., places]) for one in (numbers, zeros)]
+        weight = by_columns[0] if "AWQ" in name else words(numbers.unflatten(1, (-1, 8)).mT)
+        for stored, tensor in zip(names, (weight, scales, by_columns[1]), strict=False):
+            layer.register_parameter(f"{of}_{stored}", nn.Parameter(tensor, requires_grad=False))
+    h = torch.einsum("th,tehn->ten", TOKENS.double(), exact[0][IDS])
+    h = functional.silu(h[..., :INNER]) * h[..., INNER:]
+    return layer, (torch.einsum("ten,tenh->teh", h, exact[1][IDS]) * WEIGHTS.double()[..., None]).sum(1)
 
-    def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:
-        asked.append(operands)
-        return MIXTURE.fallback(MIXTURE.check(operands))
+
+@pytest.fixture
+def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> list[MixtureOperands]:
+    """The mixtures that are served, in a process with a table of int4."""
+    found = []
+
+    def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any = None) -> Tensor:
+        found.append(operands)
+        return MIXTURE.fallback(MIXTURE.check(operands)) * factor
 
     monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
-    of_zeros = "_zeros" * (len(names) > 2)
     operands = matrices("bf16", "int4", "bf16", layout="TN", order="halves_32")
-    plain = [Problem(12, n, k, *operands, groups=Groups(EXPERTS)) for n, k in extents]
-    table = [record(registry.get(Family, "a16w4").problem(one, f"weight_32{of_zeros}")) for one in plain]
+    plain = [Problem(12, n, k, *operands, groups=Groups(EXPERTS)) for n, k in EXTENTS]
+    family = registry.get(Family, "a16w4")
+    table = [record(family.problem(one, f"weight_32{zeros}")) for one in plain for zeros in ("", "_zeros")]
     file = tmp_path / "tuned.yaml"
     file.write_text(results_format().write(table), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    return found
+
+
+@pytest.mark.parametrize("name", list(CLASSES)[:3])
+def test_vllms_experts_of_int4_are_served(
+    name: str, asked: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch
+) -> None:
     install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
     modular = install_vllm_mixtures(monkeypatch)
     vllm.register()
-    layer, exact, random = nn.Module(), [], torch.Generator().manual_seed(4)
-    for of, (n, k) in zip(("w13", "w2"), extents, strict=True):
-        numbers = torch.randint(0, 16, (EXPERTS, k, n), generator=random)
-        scales = torch.rand(EXPERTS, k // 32, n, generator=random).bfloat16()
-        zeros = torch.randint(0, 16, scales.shape, generator=random) if of_zeros else torch.full(scales.shape, 8)
-        exact.append((numbers - zeros.repeat_interleave(32, 1)) * scales.double().repeat_interleave(32, 1))
-        places = AWQ_COLUMNS if name == "AutoAWQMoEMethod" else list(range(8))
-        by_columns = [words(one.unflatten(-1, (-1, 8))[..., places]) for one in (numbers, zeros)]
-        weight = by_columns[0] if places is AWQ_COLUMNS else words(numbers.unflatten(1, (-1, 8)).mT)
-        for stored, tensor in zip(names, (weight, scales, by_columns[1]), strict=False):
-            layer.register_parameter(f"{of}_{stored}", nn.Parameter(tensor, requires_grad=False))
+    layer, wanted = experts_of_int4(name)
     experts = kind("MarlinExperts", quant_config=SimpleNamespace())
     impl = modular.FusedMoEKernelModularImpl(kind("MoEPrepareAndFinalizeNoDPEPModular"), experts)
     place = f"vllm.model_executor.layers.quantization.{vllm_w4_experts.METHODS[name][0]}"
-    layer.quant_method = getattr(sys.modules[place], name)(impl, **facts)
+    layer.quant_method = getattr(sys.modules[place], name)(impl, **CLASSES[name][0])
     layer.quant_method.process_weights_after_loading(layer)
     assert layer.tritongemm_w4_left == ""
-    weights, ids = torch.rand(6, TOPK, generator=random), torch.arange(12).view(6, TOPK) % EXPERTS
-    h = torch.einsum("th,tehn->ten", TOKENS.double(), exact[0][ids])
-    h = functional.silu(h[..., :INNER]) * h[..., INNER:]
-    wanted = (torch.einsum("ten,tenh->teh", h, exact[1][ids]) * weights.double()[..., None]).sum(1)
 
     def call(rows: int, activation: str = "silu", **more: Any) -> Any:
         given = {"w1": None, "w2": None, "activation": SimpleNamespace(value=activation), **more}
-        given |= {"topk_weights": weights[:rows], "topk_ids": ids[:rows].int()}
+        given |= {"topk_weights": WEIGHTS[:rows], "topk_ids": IDS[:rows].int()}
         return impl.apply(hidden_states=TOKENS[:rows], **given)
 
     assert deviation(call(6), wanted) < 2e-2 and asked[0].order == "halves_32"
     assert all(bool((one == 9).all()) for one in (call(6, "gelu"), call(6, expert_map=torch.zeros(1))))
+
+
+class Routed(NamedTuple):
+    topk_weights: Tensor
+    topk_ids: Tensor
+    router_logits: Any = None
+
+
+class Dispatched(NamedTuple):
+    hidden_states: Tensor
+    topk_output: Routed
+
+
+@pytest.mark.parametrize("name", list(CLASSES)[3:])
+def test_sglangs_experts_of_int4_are_served(
+    name: str, asked: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks, *_ = install_sglang(monkeypatch)
+    scheme = install_sglang_experts(monkeypatch)[name](**CLASSES[name][0])
+    sglang.register()
+    hooks.apply_hooks()
+    layer, wanted = experts_of_int4(name)
+    layer.moe_runner_config = SimpleNamespace(activation="silu", routed_scaling_factor=2.0)
+    dispatched = Dispatched(TOKENS, Routed(WEIGHTS, IDS.int()))
+    scheme.process_weights_after_loading(layer)
+    assert layer.tritongemm_w4_left == ""
+    assert deviation(scheme.apply_weights(layer, dispatched).hidden_states, 2 * wanted) < 2e-2
+    kept = layer.w4_gate_up.data_ptr()  # which graphs read
+    for stored, parameter in experts_of_int4(name)[0].named_parameters():
+        layer.register_parameter(stored, parameter)
+    scheme.process_weights_after_loading(layer)
+    assert layer.w4_gate_up.data_ptr() == kept
+    for change in ({"activation": "gelu"}, {"swiglu_limit": 7.0}):
+        layer.moe_runner_config = SimpleNamespace(**{"activation": "silu", **change})
+        assert bool((scheme.apply_weights(layer, dispatched).hidden_states == 9).all())
+    layer.moe_runner_config, layer.moe_ep_size = SimpleNamespace(activation="silu"), 2
+    assert bool((scheme.apply_weights(layer, dispatched).hidden_states == 9).all())
 
 
 def test_experts_of_other_packings_are_counted() -> None:

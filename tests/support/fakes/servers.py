@@ -6,14 +6,14 @@ import sys
 from collections import defaultdict
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tritongemm.integrations import sglang_w4, vllm_w4_experts
+from tritongemm.integrations import sglang_w4, sglang_w4_experts, vllm_w4_experts
 
 
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -136,6 +136,37 @@ def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         members = {key: vars(Scheme)[key] for key in ("__init__", sglang_w4.LOADING, sglang_w4.CALL)}
         kinds[name] = type(name, (), members)
         _module(monkeypatch, module, **{name: kinds[name]})
+    install_sglang_experts(monkeypatch)
+    return kinds
+
+
+def install_sglang_experts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """SGLang's schemes for experts of int4, by their names, which answer 9 and forget the weights that were loaded."""
+
+    class Scheme:
+        def __init__(self, **facts: Any) -> None:
+            vars(self).update(facts)
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            for name, _ in list(layer.named_parameters()):
+                delattr(layer, name)
+
+        def apply_weights(self, layer: Any, dispatch_output: Any) -> Any:
+            return StandardCombineInput(
+                dispatch_output.hidden_states.new_full(dispatch_output.hidden_states.shape, 9.0)
+            )
+
+    class StandardCombineInput(NamedTuple):
+        hidden_states: Tensor
+
+    place = "sglang.srt.layers.moe.token_dispatcher.standard"
+    _module(monkeypatch, place, StandardCombineInput=StandardCombineInput)
+    members = {key: vars(Scheme)[key] for key in ("__init__", sglang_w4.LOADING, sglang_w4.CALL)}
+    kinds = {}
+    for scheme in sglang_w4_experts.SCHEMES:
+        module, _, name = scheme.rpartition(".")
+        kinds[name] = type(name, (), dict(members))
+        _module(monkeypatch, f"sglang.srt.layers.quantization.{module}", **{name: kinds[name]})
     return kinds
 
 

@@ -1,8 +1,9 @@
 """Lists the families that a target computes, for messages that refuse or leave out another one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from tritongemm.core.dtypes import dtype
 from tritongemm.core.errors import InputError
@@ -17,7 +18,7 @@ _SIZES = (128, 256, 512)  # which every family takes
 
 def computable_families(target: Target) -> tuple[str, ...]:
     """Return the names of the families and variants that a target can compute, whatever kernels there are."""
-    return tuple(name for name, _ in _computable(target))
+    return tuple(_computable(target))
 
 
 def defaults_on(target: Target, defaults: Defaults) -> Defaults:
@@ -28,7 +29,7 @@ def defaults_on(target: Target, defaults: Defaults) -> Defaults:
 
 def name_others(problem: Problem, target: Target) -> str:
     """Return a list of what a target computes, where it can't compute a problem's family; "" where it can."""
-    found = dict(_computable(target))
+    found = _computable(target)
     if any((typical.family, typical.b.order) == (problem.family, problem.b.order) for typical in found.values()):
         return ""
     return f"; {target.name} computes the families {', '.join(found)}"
@@ -52,13 +53,16 @@ def in_fastest_order(problem: Problem, arch: str) -> Problem:
     return replace(problem, b=problem.b._replace(order=next(fitting, problem.b.order)))
 
 
-def _computable(target: Target) -> Iterator[tuple[str, Problem]]:
-    """Yield the families and variants, each with a typical problem."""
+@cache
+def _computable(target: Target) -> Mapping[str, Problem]:
+    """Return the families and variants, each with a typical problem; cached, as every row that is left out asks."""
+    found: dict[str, Problem] = {}
     for family in registry.every(Family):
         for name in (family.name, *family.variants):
             problem = next((p for p in _typical(name, target) if family.supports(p, target)), None)
             if problem is not None:
-                yield name, problem
+                found[name] = problem
+    return found
 
 
 def _typical(name: str, target: Target) -> Iterator[Problem]:

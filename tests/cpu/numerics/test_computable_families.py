@@ -1,7 +1,14 @@
 """The families that messages offer in place of one that a target can't compute."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
 from tests.support.tables import each
 from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.target import Target
+from tritongemm.numerics import computable_families
 from tritongemm.numerics.computable_families import name_others
 from tritongemm.search_spaces.loader import load_target
 
@@ -26,3 +33,15 @@ def test_others_are_named_for_a_family_that_is_not_computed() -> None:
     assert name_others(fp4, load_target("gfx90a")).startswith("; gfx90a computes the families a16w4,")
     odd = Problem(16, 256, 255, *matrices("fp8e4m3fn", c="bf16", layout="TN"), family="a8w8_blockscale")
     assert name_others(odd, load_target("gfx942")) == "", "its size is wrong, not its family"
+
+
+def test_thousands_of_rows_ask_once_what_a_target_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def typical(name: str, target: Target) -> Iterator[Problem]:
+        asked.append(name)
+        return iter(())
+
+    monkeypatch.setattr(computable_families, "_typical", typical)
+    nowhere, alone = Problem(16, 256, 256, family="gone"), replace(load_target("sm90"), name="of this test")
+    assert [name_others(nowhere, alone) for _ in range(2)] and len(asked) == len(set(asked)) > 5

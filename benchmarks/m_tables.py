@@ -1,10 +1,10 @@
 """How well tables over M serve M that were never measured, and what making them costs; on one GPU.
 
-    python benchmarks/m_tables.py [--products 6144x4096,2112x7168,4096x14336] [--m-range 1-2048] [--held-out 14]
+    python benchmarks/m_tables.py [--products 6144x4096,2112x7168] [--m-range 1-2048] [--held-out 14] [--folder F]
 
 Tables are made with an empty cache. Then M that they have not measured, spread evenly over the powers of two, are each
 tuned as a size of its own. Last, in one race at each of these M: what the table serves, what its own tuning found, and
-PyTorch. All is bf16, x[M, K] @ w[N, K].T.
+PyTorch. All is bf16, x[M, K] @ w[N, K].T. A run that was stopped goes on where it was if it has the same --folder.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--m-range", default="1-2048")
     parser.add_argument("--held-out", type=int, default=14)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="copy the tables and the log there")
+    parser.add_argument("--folder", type=Path, help="results stay there; default: they are deleted")
     args = parser.parse_args()
     low, high = map(int, args.m_range.split("-"))
     products = [
@@ -98,13 +98,11 @@ def main() -> None:
     ]
     here = machine.find_machine(None)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = (args.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         table, table_s = tune(folder, "table", products, "--m_range", args.m_range)
         held = [p for product in products for p in unmeasured(product, table, low, high, args.held_out, args.seed)]
         each, each_s = tune(folder, "each", held)
-        if args.keep:
-            for file in ("table.yaml", "table.log", "each.yaml", "table.yaml.journal"):
-                (args.keep / file).write_bytes((folder / file).read_bytes())
         served, tuned = RecordTable(table), {r.problem: r for r in each}
         gpu, pool = open_gpu(here), BuildPool(ArtifactCache(folder / "cache"))
         print(f"{'size':<28} {'served us':>9} {'tuned us':>9} {'torch us':>9} {'regret':>7} {'share':>6}  serves")

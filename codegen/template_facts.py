@@ -43,6 +43,7 @@ SWIZZLED_BYTES = 128
 # Of tiles whose splits exchange sums: the numbers of splits; the most elements, for whose sums shared memory has room
 # beside the ring; the fewest columns that each program adds up.
 EXCHANGED_SPLITS, EXCHANGED_SUMS, EXCHANGED_COLUMNS = (2, 4), 128 * 128, 8
+EXCHANGED_PADDED_SUMS = 128 * 192  # of padded tiles, which two splits exchange
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
@@ -93,7 +94,7 @@ class KernelTemplate:
         if option == "padded":
             return padded_columns(config, at_once)
         if option == "exchange":
-            return int(exchanges_sums(config))
+            return int(exchanges_sums(config, at_once))
         if option == "tail":
             columns = self.columns(config)
             if padded_columns(config, at_once):
@@ -184,17 +185,21 @@ def operands(problem: Problem) -> tuple[str, ...]:
     return ("a", "b", "c", *others, "bias", "workspace", "semaphore")
 
 
-def exchanges_sums(config: Config) -> bool:
+def exchanges_sums(config: Config, at_once: int = MOST_PADDED) -> bool:
     """Return whether the splits of a config's tile exchange their sums through the shared memory of a cluster.
 
     Each of its programs then adds up and stores an equal share of the tile's columns. The splits of tiles that are too
-    large or two powers of two wide, that are stored in parts, or whose programs are paired add their sums through L2.
+    large or in two parts, that are stored in parts, or whose programs are paired add their sums through L2.
     """
     if config.split_k not in EXCHANGED_SPLITS or not _has_constant(config.template, "exchange"):
         return False
     columns = kernel_template(config.template).columns(config)
     stored_complete = config.option("epilogue_parts", 1) == 1 and not config.option("pair")
-    room = config.block_m * config.block_n <= EXCHANGED_SUMS and EXCHANGED_COLUMNS * config.split_k <= columns
+    elements = config.block_m * config.block_n
+    if padded_columns(config, at_once):
+        alike = config.split_k == 2 and columns % (2 * PADDED_STEP) == 0
+        return stored_complete and alike and elements <= EXCHANGED_PADDED_SUMS
+    room = elements <= EXCHANGED_SUMS and EXCHANGED_COLUMNS * config.split_k <= columns
     return stored_complete and room and columns <= HALVED_COLUMNS and columns.bit_count() == 1
 
 
@@ -370,15 +375,19 @@ def compiler_options(config: Config) -> dict[str, int]:
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
 
 
-def programs_of_cluster(config: Config) -> int:
-    """Return the number of consecutive programs of a config that are launched as a cluster."""
-    return _of_constants(kernel_template(config.template).cluster, config)
+def programs_of_cluster(config: Config, constants: Mapping[str, int]) -> int:
+    """Return the number of consecutive programs of a kernel with these constants that are launched as a cluster."""
+    return _evaluate(kernel_template(config.template).cluster, dict(constants))
 
 
 def _of_constants(expression: str, config: Config) -> int:
     """Return the value of a fact that depends on a config alone, not on M, N and K."""
     scope = kernel_template(config.template).constants(config)
     scope |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPLIT_K": config.split_k}
+    return _evaluate(expression, scope)
+
+
+def _evaluate(expression: str, scope: dict[str, int]) -> int:
     return int(eval(_code(expression), {"__builtins__": {}, "min": min}, scope))
 
 

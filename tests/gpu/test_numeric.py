@@ -45,6 +45,8 @@ CONFIGS = (
     Config("ws_tma", 64, 64, 64, 1, 2, 4, 12, (("ahead", 8),)),
     Config("ws_tma", 128, 128, 64, 2, 4, 8, 4, (("ahead", 4),)),  # splits that exchange sums
     Config("ws_tma", 256, 64, 64, 1, 2, 8, 3),
+    Config("ws_tma", 128, 160, 64, 2, 2, 8, 4),  # of padded tiles
+    Config("ws_tma_swapped", 80, 64, 64, 1, 2, 4, 6, (("swap_ab", 1),)),
     Config("ws_tma", 64, 64, 64, 1, 2, 4, 6, (("epilogue_parts", 2),)),  # and others that do not
     Config("ws_tma_swapped", 16, 64, 64, 1, 2, 4, 14, (("ahead", 8), ("swap_ab", 1))),
     Config("ws_tma_swapped", 32, 128, 64, 1, 4, 8, 4, (("swap_ab", 1),)),

@@ -218,6 +218,7 @@ def test_weights_of_four_bits(gpu: GpuEvaluator, compiler: BuildPool, case: str,
 EXCHANGING = (
     Config("ws_tma", 64, 64, 128, 1, 2, 4, 6, (("ahead", 4),)),
     Config("ws_tma", 128, 128, 128, 2, 4, 8, 3),
+    Config("ws_tma", 64, 96, 128, 1, 2, 4, 4),
     Config("ws_tma_swapped", 16, 64, 128, 1, 2, 4, 8, SWAPPED),
 )
 

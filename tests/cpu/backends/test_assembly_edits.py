@@ -73,13 +73,16 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
         assert "newest assembler" not in before + after, "that is for tiles of unlike parts and of three groups"
 
 
-@pytest.mark.parametrize("split", [pytest.param(2, marks=pytest.mark.heavy), 4])
-def test_splits_send_each_other_their_columns(split: int) -> None:
-    """All that is stored between the marks goes to another program, nothing else: 64 x 32 floats over the splits."""
-    config = replace(EXCHANGING, block_n=32, split_k=split)
+@pytest.mark.parametrize(("split", "columns"), [pytest.param(2, 32, marks=pytest.mark.heavy), (4, 32), (2, 48)])
+def test_splits_send_each_other_their_columns(split: int, columns: int) -> None:
+    """All that is stored between the marks goes to another program, nothing else: 64 rows of floats over the splits.
+
+    24 columns of a padded tile are three pieces.
+    """
+    config = replace(EXCHANGING, block_n=columns, split_k=split)
     built, before, after = compiled(config, scaled(64))
     assert (built.launch["cluster"], built.spills) == (split, 0)
-    stores = 64 * 32 // split // (128 * 4)  # of 16 bytes a thread, to each other program
+    stores = 64 * columns // split // (128 * 4)  # of 16 bytes a thread, to each other program
     sent = "".join(re.findall(r"// tritongemm: send\n(.*?)// tritongemm: sent\n", before, re.DOTALL))
     assert sent.count("st.shared.v4.b32") == stores * (split - 1)
     assert after.count("st.async.weak.shared::cluster") == stores * (split - 1)
@@ -94,8 +97,10 @@ def test_splits_send_each_other_their_columns(split: int) -> None:
         (EXCHANGING, True),
         (replace(EXCHANGING, split_k=3), False),
         (replace(EXCHANGING, split_k=1), False),
-        (replace(EXCHANGING, block_n=96), False),  # in two parts
-        (replace(EXCHANGING, block_n=112), False),  # padded
+        (replace(EXCHANGING, block_n=112), True),  # padded
+        (replace(EXCHANGING, block_n=112, split_k=4), False),
+        (replace(EXCHANGING, block_n=104), False),  # halves of 52 columns
+        (replace(EXCHANGING, block_m=256, block_n=160, num_warps=8), False),
         (replace(EXCHANGING, options=(("pair", 1),)), False),
         (replace(EXCHANGING, options=(("epilogue_parts", 2),)), False),
         (replace(EXCHANGING, block_m=128, block_n=256, num_warps=8), False),  # its sums want too much shared memory
@@ -130,8 +135,8 @@ def test_splits_without_blocks_of_their_own_exchange_nothing() -> None:
 
 
 def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]]) -> None:
-    """B of tiles as wide as high; of higher ones A, in the two groups' parts."""
-    for config, shared in ((PAIR, [False, True]), (HIGH_PAIR, [True, True, False])):
+    """B of tiles as wide as high; of higher ones A, in the two groups' parts. B is fetched first."""
+    for config, shared in ((PAIR, [True, False]), (HIGH_PAIR, [False, True, True])):
         copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", assembly[config][1])
         assert ["multicast" in c for c in copies] == shared, config.name
     after = assembly[PAIR][1]
@@ -146,7 +151,7 @@ def test_blocks_of_256_bytes_come_in_two_pieces() -> None:
     options = (("ahead", 2), ("pair", 1))
     after = compiled(replace(PAIR, block_k=256, num_stages=5, options=options), linear)[2]
     copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
-    assert ["multicast" in c for c in copies] == [False, False, True, True]
+    assert ["multicast" in c for c in copies] == [True, True, False, False]
     assert after.count("prefetch.tensor") == 2
 
 
@@ -180,7 +185,7 @@ def test_all_pieces_of_a_block_are_for_both() -> None:
     config = Config("ws_tma", 64, 128, 32, 4, num_warps=4, num_stages=4, options=(("pair", 1),))
     _, _, after = compiled(config, problem)
     copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
-    assert ["multicast" in c for c in copies] == [False, True, True], "A in one piece, B in two"
+    assert ["multicast" in c for c in copies] == [True, True, False], "B in two pieces, then A in one"
 
 
 def test_a_text_without_marks_stays_as_it_is() -> None:

@@ -319,12 +319,12 @@ def test_its_rings_are_as_deep_as_fits(m: int) -> None:
         body = c.block_n - tail(c.block_n)
         stored = body // parts + (tail(c.block_n) if tail(c.block_n) * parts != body else 0)
         if padded:
-            step = tail(c.block_n)
-            wide = 64 if c.block_n > 64 else step
-            stored = wide * -(-(c.block_n // wide) // parts) + step * -(-(c.block_n % wide // step) // parts)
+            share = c.block_n // (c.split_k if exchanges_sums(c) else 1)
+            step, wide = share & -share, min(64, 1 << share.bit_length() - 1)
+            stored = wide * -(-(share // wide) // parts) + step * -(-(share % wide // step) // parts)
         sums = 0
         if exchanges_sums(c):
-            stored //= c.split_k
+            stored //= 1 if padded else c.split_k
             sums = 4 * c.block_m * c.block_n * (c.split_k - 1) // c.split_k
         room = SM90.lds_bytes - sums - 2 * c.block_m * stored * (1 + c.option("alternate"))
         assert c.num_stages * slot < room, c.name

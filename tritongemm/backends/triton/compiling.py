@@ -219,7 +219,7 @@ def _compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
     # Programs of a cluster write to each other only by edited instructions; without edits each is launched alone.
-    cluster = template_facts.programs_of_cluster(job.config) if edited else 1
+    cluster = template_facts.programs_of_cluster(job.config, constants) if edited else 1
     built = replace(_artifact(job, compiled.metadata, code, edited, cluster), loop=loops[-1])
     return (built, code, file) if built.status == "ok" else (built, b"", "")
 

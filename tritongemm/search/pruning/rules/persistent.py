@@ -39,6 +39,7 @@ PADDED_SUMS_LIMIT = 224
 THIRD_COLUMNS = 192
 # Rows from which pairs of programs gained on an H200, and rows or columns of tiles of which one more is little.
 PAIRED_ROWS, PAIRED_TILES = 128, 9
+ADJACENT_ROWS = 8  # of tiles, up to which adjacent programs gained by reading the same block of B
 # bytes of LDS for barriers, and for what warps read at the start
 RING_BARRIER_BYTES = 512
 
@@ -51,15 +52,15 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     rest, padded = template.value(config, "tail", at_once), padded_columns(config, at_once)
     slot = (rows + columns_of_slot(config, problem)) * problem.a.type.bytes * config.block_k
     slot += factor_bytes(config, problem)
-    sharers = config.split_k if exchanges_sums(config) else 1
+    sharers = config.split_k if exchanges_sums(config, at_once) else 1
     sums = rows * width * PARTIAL_BYTES * (sharers - 1) // sharers
 
     def beside(parts: int) -> int:
         columns = (width - rest) // parts
         if padded:
-            step = width & -width
-            wide = max(step, 64) if width > 64 else step  # columns of a piece of C, but of the last ones
-            columns = cdiv(width // wide, parts) * wide + cdiv(width % wide // step, parts) * step
+            share = width // sharers
+            step, wide = share & -share, min(64, padded // 2 // sharers)  # columns of the last pieces of C, and others
+            columns = (cdiv(share // wide, parts) * wide + cdiv(share % wide // step, parts) * step) * sharers
         elif rest not in (columns, width - rest):  # what is stored in equal parts goes through one place
             columns += rest
         groups = 2 if config.option("alternate") else 1  # with a tile each
@@ -232,14 +233,16 @@ def adjacent(config: Config, problem: Problem, target: Target) -> str | None:
 
     Requests to L2 of two adjacent units for the same block are merged into one. On an H100 in fp8 256 x 7168 x 2048 in
     tiles of 128 x 128 took 9.4 us so, 9.8 us otherwise and 9.6 us where they fetch for each other; 256 x 2112 x 7168 in
-    tiles of 64 x 64 with scales along K 11.8 and 12.3; with more rows of tiles, or one, it gained nothing. Of 64 groups
-    of 256 rows, times 2048 x 768 with scales along K, 69.5 us and 74.7.
+    tiles of 64 x 64 with scales along K 11.8 and 12.3. On an H200 in bf16 448 x 2560 x 8192 (6 rows of tiles) took 30.3
+    us so and 31.2 otherwise, 1024 x 1280 x 8192 (8 rows) 31.2 and 31.6. Of 64 groups of 256 rows, times 2048 x 768 with
+    scales along K, 69.5 us and 74.7.
     """
     if not config.option("adjacent"):
         return None
     rows, group = cdiv(problem.m, config.block_m), config.group_m
     # Rules see a batch of equal products in place of groups of rows (search/typical.py).
-    pays = (rows > 1 and group > 1) if problem.batch > 1 else (rows, group) in ((2, 2), (4, 4))
+    few = 1 < rows <= ADJACENT_ROWS and 1 < group <= min(rows, ADJACENT_ROWS // 2)
+    pays = (rows > 1 and group > 1) if problem.batch > 1 else few
     pays |= rows == 1 and bool(config.option("swap_ab"))  # where consecutive programs read the same block of A
     return None if pays else f"adjacent programs of {rows} rows of tiles, in groups of {group}, gain nothing"
 

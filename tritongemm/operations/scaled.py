@@ -12,8 +12,8 @@ from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
 from tritongemm.numerics.scale_factors import fp4_as_numbers
-from tritongemm.operations.checks import check_layout, check_values, wants_gradient
-from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
+from tritongemm.operations.checks import wants_gradient
+from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall, check_factors_are_numbers
 from tritongemm.operations.factors import spread
 from tritongemm.operations.scaled_operands import (
     ScaledOperands,
@@ -61,6 +61,8 @@ class ScaledOperation(ProductOperation):
             return Support(f"b has strides {given.b.stride()}; kernels take a dense weight")
         if not product.m:
             return Support("an operand is empty")
+        if not given.a.is_contiguous() or not (given.bias is None or given.bias.is_contiguous()):
+            return Support("a or the bias is not contiguous")
         if given.bias is not None and given.bias.dtype != given.out_dtype:
             return Support(f"the bias is {given.bias.dtype}; kernels take {given.out_dtype}")
         result, problems = (*given.a.shape[:-1], product.n), product.problems()
@@ -80,26 +82,18 @@ class ScaledOperation(ProductOperation):
 
     def make_fallback(self, checked: CheckedScaled) -> ReadyCall:
         """Return PyTorch's product as a call that remembers what PyTorch refused."""
-        return _CheckedProduct(TorchScaled(checked.product))
+        compute = TorchScaled(checked.product)
+
+        def multiply(*given: Any) -> Tensor:
+            operands = ScaledOperands(*given)
+            check_devices(operands)  # a key does not tell the meta device from the CPU
+            check_factors_are_numbers(operands)
+            return compute(*given)
+
+        return multiply
 
 
 SCALED = ScaledOperation()
-
-
-class _CheckedProduct:
-    """PyTorch's product, after a look at what no key holds."""
-
-    def __init__(self, compute: TorchScaled) -> None:
-        self._compute = compute
-
-    def __call__(self, *given: Any) -> Tensor:
-        """Return the result."""
-        operands = ScaledOperands(*given)
-        if operands.bias is not None:
-            check_layout("bias", operands.bias)
-        check_devices(operands)
-        check_values(scale_a=operands.scale_a, scale_b=operands.scale_b)
-        return self._compute(*given)
 
 
 class TorchScaled:

@@ -79,7 +79,11 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
 
 def _find(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Any:
     """Return what compiled code calls for operands that were served before."""
-    ready = engine.default.calls.table.get(layer_key(x, w, bias, out_dtype))
+    try:
+        key = layer_key(x, w, bias, out_dtype)
+    except (AttributeError, RuntimeError):  # no plain tensors, which Python's checks name
+        return None
+    ready = engine.default.calls.table.get(key)
     return native_calls.compiled_form(ready, x, w, bias, out_dtype)
 
 

@@ -32,7 +32,7 @@ from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
 from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, is_plain, linear, output_dtype
 from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
-from tritongemm.serving.launching import FastCall, prepare_call, prepare_layer
+from tritongemm.serving.launching import FastCall, OperandCall, prepare_layer
 from tritongemm.serving.loaded_tables import (
     LoadedTable,
     LoadReport,
@@ -247,8 +247,7 @@ class Dispatcher:
         answers = self.ask(operation, checked)
         ready, reading = otherwise, answers.reading
         if reading is not None:
-            prepare = partial(prepare_call, operation, given, reading, otherwise)
-            ready = answers.prepared(prepare, otherwise)
+            ready = answers.prepared(partial(OperandCall, operation, given, reading, otherwise), otherwise)
         if answers.resolution.lasting:
             keep(ready_calls.table, key, ready)
         return ready

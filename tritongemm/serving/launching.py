@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.problem import PLAIN
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
-from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.torch_products import linear
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 _empty: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-SCALED_NAMES = ("a", "b", "scale_a", "scale_b", "bias")
 MISALIGNED_BITS = 15  # The compiler takes addresses to be multiples of 16 bytes, so none of these bits may be set.
 
 
@@ -242,75 +239,6 @@ def prepare_layer(
     return TransposedCall(prepare, transposed, otherwise) if any(transposed) else prepare(otherwise)
 
 
-class ScaledCall(PatchedCall):
-    """A launch for the operands of `tritongemm.scaled_mm`; belongs to one thread.
-
-    Strides of b and of the scale factors are those of the call that it was made for.
-    """
-
-    __slots__ = ("_last_scales", "_otherwise", "_set_scale_a", "_set_scale_b")
-
-    def __init__(
-        self,
-        kernel: LoadedKernel,
-        device: ServingDevice,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        otherwise: Callable[..., Tensor],
-    ) -> None:
-        super().__init__(kernel, device, shape, dtype)
-        self._otherwise = otherwise
-        self._set_scale_a, self._set_scale_b = map(self.set_address, ("scale_a", "scale_b"))
-        self._last_scales = [0, 0]
-
-    def __call__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        scale_a: Tensor,
-        scale_b: Tensor,
-        bias: Tensor | None,
-        out_dtype: torch.dtype,
-        order_b: str = PLAIN,
-        scale_layout: str = "",
-    ) -> Tensor:
-        """Return the result in new memory, in stream order; PyTorch computes where an operand does not fit."""
-        try:
-            of_a, of_b, of_scale_a, of_scale_b = a.data_ptr(), b.data_ptr(), scale_a.data_ptr(), scale_b.data_ptr()
-            of_bias = 0 if bias is None else bias.data_ptr()
-        except RuntimeError:  # wrapped by a transform
-            return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
-        index = self._index
-        if (
-            (of_a | of_b | of_scale_a | of_scale_b | of_bias) & MISALIGNED_BITS
-            or not a.is_contiguous()
-            or not b.get_device() == scale_a.get_device() == scale_b.get_device() == index
-            or (bias is not None and not (bias.is_contiguous() and bias.get_device() == index))
-        ):
-            return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
-        if not self._alone and torch.cuda.current_device() != index:
-            with torch.cuda.device(index):
-                return self(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
-        c = self._empty()
-        last = self._last_scales
-        if of_scale_a != last[0]:
-            self._set_scale_a(of_scale_a)
-            last[0] = of_scale_a
-        if of_scale_b != last[1]:
-            self._set_scale_b(of_scale_b)
-            last[1] = of_scale_b
-        try:
-            self.start(of_a, of_b, c.data_ptr(), of_bias)
-        except WorkspaceError:
-            return self._otherwise(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
-        return c
-
-    def compiled(self, a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-        """Return the call for compiled code; itself where operands are not dense."""
-        dense = a.is_contiguous() and (bias is None or bias.is_contiguous())
-        return self._compile(SCALED_NAMES, (0, 1, 2, 3, -1 if bias is None else 4), (a,)) if dense else self
-
-
 class OperandCall(PatchedCall):
     """A launch for the operands of any operation, whose strides are those of the call that it was made for.
 
@@ -321,12 +249,12 @@ class OperandCall(PatchedCall):
 
     def __init__(
         self,
-        kernel: LoadedKernel,
-        device: ServingDevice,
         operation: ProductOperation,
         given: Any,
         reading: Reading,
         otherwise: ReadyCall,
+        kernel: LoadedKernel,
+        device: ServingDevice,
     ) -> None:
         super().__init__(kernel, device, *reading.result)
         self._otherwise, self._names = otherwise, (names := list(reading.tensors))
@@ -384,17 +312,3 @@ class OperandCall(PatchedCall):
 
 def _is_same_memory(one: Tensor, other: Tensor) -> bool:
     return bool(torch._C._is_alias_of(one, other)) and one.storage_offset() == other.storage_offset()
-
-
-def prepare_call(
-    operation: ProductOperation,
-    given: Any,
-    reading: Reading,
-    otherwise: ReadyCall,
-    kernel: LoadedKernel,
-    device: ServingDevice,
-) -> ReadyCall:
-    """Return the launch of a kernel for the operands of an operation."""
-    if operation is SCALED:
-        return ScaledCall(kernel, device, *reading.result, otherwise)
-    return OperandCall(kernel, device, operation, given, reading, otherwise)

@@ -39,7 +39,11 @@ def _serve_calls(
     """Return what compiled code asks for an operation's calls, what serves plain tensors in Python, and by either."""
 
     def find(*given: Any) -> Any:
-        return native_calls.compiled_form(engine.default.calls.table.get(make_key(*given)), *given)
+        try:
+            key = make_key(*given)
+        except (AttributeError, RuntimeError):  # no plain tensors, which Python's checks name
+            return None
+        return native_calls.compiled_form(engine.default.calls.table.get(key), *given)
 
     def run(*given: Any) -> Tensor:
         try:
@@ -131,10 +135,11 @@ def _scaled_key(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None, *how: Any
 ) -> CallKey:
     key: CallKey = (
-        a.shape, b.shape, b.stride(), a.dtype, b.dtype, a.get_device(), scale_a.shape, scale_a.stride(),
-        scale_a.dtype, scale_b.shape, scale_b.stride(), scale_b.dtype, *how,
+        a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(), scale_a.shape,
+        scale_a.stride(), scale_a.dtype, scale_a.get_device(), scale_b.shape, scale_b.stride(), scale_b.dtype,
+        scale_b.get_device(), *how,
     )  # fmt: skip
-    return key if bias is None else (*key, bias.shape, bias.dtype)
+    return key if bias is None else (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
 
 
 _find_scaled, _run_scaled, _serve_scaled = _serve_calls(SCALED, _scaled_key)

@@ -50,9 +50,10 @@ def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tens
     dispatcher, ready_key = default_dispatcher(), None
     if x_scale is not None:  # what is multiplied as it is has one launch, found by one look
         ready_key = (
-            "ready", x.shape, x.dtype, weight.shape, weight.stride(), weight.dtype, x_scale.shape, x_scale.stride(),
-            x_scale.dtype, weight_scale.shape, weight_scale.stride(), weight_scale.dtype,
-            None if bias is None else (bias.shape, bias.dtype), out_dtype, x.get_device(),
+            "ready", x.shape, x.stride(), x.dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
+            weight.get_device(), x_scale.shape, x_scale.stride(), x_scale.dtype, weight_scale.shape,
+            weight_scale.stride(), weight_scale.dtype, out_dtype,
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype),
         )  # fmt: skip
         ready: Any = dispatcher.calls.table.get(ready_key)
         if ready is not None:

@@ -16,8 +16,8 @@ from tests.support.linear_layers import StandInKernel, stand_in_device
 from tests.support.operation_calls import CALLS, PLAIN, SCALED, B, Call, K, N, Rows, parts
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
-from tritongemm.operations import contract
-from tritongemm.serving.launching import ScaledCall
+from tritongemm.operations import contract, scaled
+from tritongemm.serving.launching import OperandCall
 
 M, FP8, ONE = 5, torch.float8_e4m3fn, torch.ones
 NUMBERS = {rows: Rows(rows, wide=torch.float32) for rows in (M, 2 * M)}
@@ -306,8 +306,10 @@ def test_tensors_without_an_address_are_pytorchs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     _, w, of_a, of_w = call_of("scaled_mm columns").tensors
     batch = torch.randn(3, M, K)
-    served = ScaledCall(StandInKernel(), stand_in_device(), (M, N), torch.bfloat16, lambda a, *_: a.float() * 2)
-    out = torch.func.vmap(lambda a: served(a, w, of_a, of_w, None, torch.bfloat16))(batch.to(FP8))
+    given = scaled.SCALED.operands(batch[0].to(FP8), w, of_a, of_w)
+    reading = contract.Reading((), dict(zip(given._fields, given[:4], strict=False)), ((M, N), torch.bfloat16))
+    served = OperandCall(scaled.SCALED, given, reading, lambda a, *_: a.float() * 2, StandInKernel(), stand_in_device())
+    out = torch.func.vmap(lambda a: served(a, *given[1:]))(batch.to(FP8))
     assert torch.equal(out, batch.to(FP8).float() * 2)
     refuse: Callable[..., Any] = lambda *_: pytest.fail("no kernel reads what has no address")
     monkeypatch.setattr("tritongemm.serving.launching.OperandCall.__call__", refuse)

@@ -140,7 +140,7 @@ def test_vectors_that_have_to_be_copied_are_copied_at_each_call(monkeypatch: pyt
         operands = BatchOperands(a, b, added, out=out)
         reading = BATCHED.read(BATCHED.check(operands))
         assert not isinstance(reading, Support)
-        call = OperandCall(Kernel(), stand_in_device(), BATCHED, operands, reading, BATCHED.make_fallback(operands))
+        call = OperandCall(BATCHED, operands, reading, BATCHED.make_fallback(operands), Kernel(), stand_in_device())
         for changed in (added, added + 1):
             seen["bias"] = 0
             assert call(*operands._replace(bias=changed)) is out and seen["c"] == out.data_ptr()

@@ -21,10 +21,11 @@ from tritongemm.hip_ext.driver.symbols import Api
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.hip_ext.launching.patched_launch import address_writers
 from tritongemm.operations.batched import BATCHED, BatchOperands
+from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.serving import products
 from tritongemm.serving.dispatcher import Dispatcher, layer_key
-from tritongemm.serving.launching import FastCall, OperandCall, ScaledCall, TransposedCall, prepare_layer
+from tritongemm.serving.launching import FastCall, OperandCall, TransposedCall, prepare_layer
 from tritongemm.serving.tuned_calls import WrittenCalls
 
 M, N, K = 4, 8, 16
@@ -167,8 +168,12 @@ def test_unusual_calls_are_pytorchs(served: tuple[Dispatcher, HostGpu]) -> None:
     tritongemm.mm(x, w)
     torch.set_autocast_enabled("cuda", False)
     torch.jit.trace(lambda one: tritongemm.mm(one, w), x, check_trace=False)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="w must be a tensor, not int"):
         tritongemm.mm(x, 3)
+    with pytest.raises(TypeError, match="bias must be a tensor, not str"):
+        tritongemm.mm(x, w, "x")
+    with pytest.raises(TypeError, match="offs must be a tensor"):
+        tritongemm.grouped_mm(x, w.T[None], None)
     assert len(gpu.launched) == launches
     check(tritongemm.mm, (x, w))
     assert len(gpu.launched) == launches + 3
@@ -240,9 +245,11 @@ def test_other_operations_write_to_new_memory_or_to_the_given_memory(served: tup
     out = torch.empty(1, M, N, dtype=torch.bfloat16)
     given = BatchOperands(x[None], w.mT[None], None, None, None, None, "", out)
     reading: Any = type("Reading", (), {"tensors": {"a": given.a, "b": given.b}, "result": ((1, M, N), torch.bfloat16)})
-    of_batch = OperandCall(gpu, device, BATCHED, given, reading, lambda *_: torch.zeros(1))
-    of_scaled = ScaledCall(gpu, device, (M, N), torch.bfloat16, lambda *_: torch.zeros(1))
+    of_batch = OperandCall(BATCHED, given, reading, lambda *_: torch.zeros(1), gpu, device)
     scaled = ScaledOperands(x, w, ones, ones)
+    tensors = {"a": x, "b": w, "scale_a": ones, "scale_b": ones}
+    read: Any = type("Read", (), {"tensors": tensors, "result": ((M, N), torch.bfloat16)})
+    of_scaled = OperandCall(SCALED, scaled, read, lambda *_: torch.zeros(1), gpu, device)
     dispatcher.calls.table[products._batch_key(*given)] = of_batch
     dispatcher.calls.table[products._scaled_key(*scaled)] = of_scaled
     for _ in range(3):

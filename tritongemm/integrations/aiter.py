@@ -195,12 +195,7 @@ def _of_rows(scale: Tensor, w: Tensor) -> Tensor:
 
 
 def _turned(WQ: Tensor, name: str = "WQ") -> Tensor:
-    """Return the weights, or their factors along K, with K before N.
-
-    Raises:
-        TypeError: they are no tensor.
-        InputError: they have not three dimensions, or are in AITER's order.
-    """
+    """Return the weights [B, N, K], or their factors along K, with K before N."""
     require_tensors(**{name: WQ})
     require_plain(**{name: WQ})
     if WQ.dim() != 3:
@@ -209,18 +204,7 @@ def _turned(WQ: Tensor, name: str = "WQ") -> Tensor:
 
 
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int = 0) -> Tensor:
-    """Compute XQ @ WQ.T (+ bias) for each product of a batch, written to `out`.
-
-    Args:
-        XQ: [B, M, K].
-        WQ: [B, N, K].
-        out: [B, M, N].
-        bias: [B, 1, N], [B, N], [N] or None.
-        splitK: AITER's own; a tuned row says how K is split.
-
-    Raises:
-        InputError: as `tritongemm.bmm` says.
-    """
+    """Compute XQ @ WQ.T (+ bias) for each product of a batch, written to `out` [B, M, N], as `tritongemm.bmm` does."""
     require_tensors(out=out)
     return tritongemm.bmm(XQ, _turned(WQ), bias, out.dtype, out=out)
 
@@ -243,17 +227,7 @@ def batched_gemm_a8w8(
 ) -> Tensor:
     """Compute (XQ @ WQ.T) * x_scale * w_scale (+ bias) for a batch of fp8 or int8, written to `out`.
 
-    Args:
-        XQ: [B, M, K].
-        WQ: [B, N, K].
-        x_scale: a float32 factor for each row of XQ, [B, M, 1].
-        w_scale: one for each row of WQ, [B, 1, N].
-        out: [B, M, N].
-        bias: [B, 1, N], [B, N], [N] or None.
-        splitK: AITER's own; a tuned row says how K is split.
-
-    Raises:
-        InputError: as `tritongemm.bmm` says.
+    Factors are float32 for each row, x_scale [B, M, 1] and w_scale [B, 1, N].
     """
     require_tensors(out=out)
     return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, out.dtype, out=out)
@@ -277,15 +251,7 @@ def batched_gemm_a8w8_CK(
 def batched_gemm_a8w8_blockscale(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Y: Tensor) -> Tensor:
     """Compute XQ @ WQ.T for each product of a batch of fp8 with factors along K, written to `Y`.
 
-    Args:
-        XQ: [B, M, K].
-        WQ: [B, N, K].
-        x_scale: a float32 factor for each 128 elements along K of a row, [B, M, K / 128].
-        w_scale: one for each 128 x 128, [B, N / 128, K / 128].
-        Y: [B, M, N].
-
-    Raises:
-        InputError: as `tritongemm.scaled_bmm` says.
+    Factors are float32 for each 128 elements along K of a row, and for each 128 x 128 of a weight.
     """
     require_tensors(Y=Y)
     of_w = _turned(w_scale, "w_scale")

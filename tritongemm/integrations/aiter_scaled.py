@@ -1,4 +1,8 @@
-"""Provides AITER's functions for products with scales, computed by `tritongemm.scaled_mm`."""
+"""Provides AITER's functions for products with scales, computed by `tritongemm.scaled_mm`.
+
+Arguments are AITER's own, and errors those of `scaled_mm`. Results are bfloat16 where no dtype is named; how K is split
+says a tuned row. Weights in the order of AITER's ``shuffle_weight`` are refused where plain ones are read.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +30,9 @@ def gemm_a8w8(
     dtype: torch.dtype | None = None,
     splitK: int | None = None,
 ) -> Tensor:
-    """Compute (XQ @ WQ.T) * x_scale * w_scale (+ bias), of fp8 or int8 with a factor for each row.
-
-    Args:
-        XQ: [M, K].
-        WQ: [N, K].
-        x_scale: [M, 1], or one factor.
-        w_scale: [1, N], [N, 1] or [N], or one factor.
-        bias: [N] or [1, N], or None.
-        dtype: of the result; bfloat16 by default.
-        splitK: AITER's own; a tuned row says how K is split.
-
-    Raises:
-        InputError: as `tritongemm.scaled_mm` says.
-    """
+    """Compute (XQ @ WQ.T) * x_scale * w_scale (+ bias), of fp8 or int8 with a factor for each row, or one for all."""
     require_plain(WQ=WQ)
-    return tritongemm.scaled_mm(XQ, WQ, x_scale, _flat(w_scale), _row(bias, dtype), _result(dtype))
+    return tritongemm.scaled_mm(XQ, WQ, x_scale, _one_row("w_scale", w_scale), _row(bias, dtype), _result(dtype))
 
 
 gemm_a8w8_CK = gemm_a8w8
@@ -57,7 +48,7 @@ def gemm_a8w8_bpreshuffle(
     check: bool = False,
 ) -> Tensor:
     """Return the result of `gemm_a8w8` for a weight in the order of AITER's ``shuffle_weight(…, layout=(16, 16))``."""
-    factors = _flat(w_scale)
+    factors = _one_row("w_scale", w_scale)
     return tritongemm.scaled_mm(XQ, WQ, x_scale, factors, _row(bias, dtype), _result(dtype), order_b=SHUFFLED)
 
 
@@ -69,19 +60,7 @@ def gemm_a8w8_blockscale(
     dtype: torch.dtype | None = None,
     isBpreshuffled: bool = False,
 ) -> Tensor:
-    """Compute (XQ * x_scale) @ (WQ * w_scale).T, with factors for 1 x 128 and for 128 x 128.
-
-    Args:
-        XQ: [M, K].
-        WQ: [N, K].
-        x_scale: [M, K / 128]; of a shuffled weight as `gemm_a8w8_blockscale_bpreshuffle` takes it.
-        w_scale: [N / 128, K / 128].
-        dtype: of the result; bfloat16 by default.
-        isBpreshuffled: whether the weight is shuffled.
-
-    Raises:
-        InputError: as `tritongemm.scaled_mm` says.
-    """
+    """Compute (XQ * x_scale) @ (WQ * w_scale).T, with factors for 1 x 128 and for 128 x 128."""
     if isBpreshuffled:
         return gemm_a8w8_blockscale_bpreshuffle(XQ, WQ, x_scale, w_scale, dtype)
     require_plain(WQ=WQ)
@@ -181,12 +160,7 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
 
 
 def _check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, **operands: Tensor | None) -> None:
-    """Refuse `out` memory that does not fit the result, before it is computed.
-
-    Raises:
-        TypeError: an operand is no tensor.
-        InputError: names it, and what the result is.
-    """
+    """Refuse `out` memory that does not fit the result, before it is computed."""
     from tritongemm.operations.checks import check_memory, check_tensors  # which import torch
 
     check_tensors({name: tensor for name, tensor in operands.items() if tensor is not None} | {"out": out})
@@ -194,15 +168,9 @@ def _check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, **ope
 
 
 def _is_memory(given: object, m: int, then: object) -> bool:
-    """Return whether a tensor in the place of a bias is memory for a result of M rows.
+    """Return whether a tensor in the place of a bias is memory for a result of M rows; refuse one that may be either.
 
-    Args:
-        given: that.
-        m: rows of the result.
-        then: the argument behind it, which is a type in newer AITER alone.
-
-    Raises:
-        InputError: it may be either.
+    `then` is the argument behind it, which is a type in newer AITER alone.
     """
     import torch
 
@@ -224,57 +192,29 @@ def is_shuffled(w: object) -> bool:
 
 
 def require_plain(**weights: object) -> None:
-    """Refuse weights in AITER's order where plain ones are read.
-
-    Raises:
-        InputError: names the weight.
-    """
+    """Refuse weights in AITER's order where plain ones are read."""
     for name, w in weights.items():
         if is_shuffled(w):
             raise InputError(f"{name} is shuffled, and read as it was before; tritongemm.unpack_weight is the way back")
 
 
 def require_tensors(**operands: object) -> None:
-    """Refuse arguments that are no tensors.
-
-    Raises:
-        TypeError: names it.
-    """
+    """Refuse arguments that are no tensors."""
     from tritongemm.operations.checks import check_tensors  # which imports torch
 
     check_tensors(operands, together=False)
 
 
 def _require_matrices(**operands: Tensor) -> None:
-    """Refuse operands without two dimensions.
-
-    Raises:
-        TypeError: one is no tensor.
-        InputError: names it.
-    """
+    """Refuse operands without two dimensions."""
     require_tensors(**operands)
     for name, tensor in operands.items():
         if tensor.dim() != 2:
             raise InputError(f"{name} is {tuple(tensor.shape)}; it has two dimensions")
 
 
-def _flat(w_scale: Tensor) -> Tensor:
-    """Return the factors of a weight's rows in one dimension.
-
-    Raises:
-        TypeError: it is no tensor.
-        InputError: they are not of rows.
-    """
-    return _one_row("w_scale", w_scale)
-
-
 def _one_row(name: str, values: Tensor) -> Tensor:
-    """Return values along one dimension as a vector.
-
-    Raises:
-        TypeError: they are no tensor.
-        InputError: they have two dimensions, as factors for groups along K have.
-    """
+    """Return values along one dimension as a vector; refuse those of two, as factors for groups along K have."""
     require_tensors(**{name: values})
     if sum(size != 1 for size in values.shape) > 1:
         raise InputError(f"{name} is {tuple(values.shape)}; here it has one dimension, a value for each of N")
@@ -293,12 +233,7 @@ def _result(dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _row(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    """Return a bias [N] in the type of the result, as kernels read it.
-
-    Raises:
-        TypeError: it is no tensor.
-        InputError: it has two dimensions of more than one value.
-    """
+    """Return a bias [N] in the type of the result, as kernels read it."""
     if bias is None:
         return None
     return _one_row("bias", bias).to(_result(dtype))

@@ -73,7 +73,7 @@ _DIRECT = (
 
 
 def _use_directly(module: Any) -> None:
-    """Have functions of PyTorch's libraries asked without Python, where these have them and they say the same."""
+    """Ask functions of PyTorch's libraries directly, where these have them and they answer as Python's do."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -38,7 +38,7 @@ class ActivatedOperands(NamedTuple):
 
     @property
     def layer(self) -> DenseOperands:
-        """The linear layer; a residual is none of it."""
+        """The linear layer without the residual."""
         return DenseOperands(self.x, self.w, None if self.act == RESIDUAL else self.bias, self.result_type)
 
     @property

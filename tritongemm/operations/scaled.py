@@ -86,7 +86,7 @@ class ScaledOperation(ProductOperation):
 
         def multiply(*given: Any) -> Tensor:
             operands = ScaledOperands(*given)
-            check_devices(operands)  # a key does not tell the meta device from the CPU
+            check_devices(operands)  # in a key the meta device is as the CPU
             check_factors_are_numbers(operands)
             return compute(*given)
 

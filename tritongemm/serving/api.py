@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -79,12 +80,10 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
 
 def _find(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Any:
     """Return what compiled code calls for operands that were served before."""
-    try:
-        key = layer_key(x, w, bias, out_dtype)
-    except (AttributeError, RuntimeError):  # no plain tensors, which Python's checks name
-        return None
-    ready = engine.default.calls.table.get(key)
-    return native_calls.compiled_form(ready, x, w, bias, out_dtype)
+    with suppress(AttributeError, RuntimeError):  # of no plain tensors, which Python's checks name
+        ready = engine.default.calls.table.get(layer_key(x, w, bias, out_dtype))
+        return native_calls.compiled_form(ready, x, w, bias, out_dtype)
+    return None
 
 
 def load(source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:

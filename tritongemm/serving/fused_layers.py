@@ -47,12 +47,12 @@ class FusedRows:
         self._won_at, self._decided_with = dict[int, bool](), object()
 
     def are_of(self, x: Tensor, dtype: torch.dtype) -> bool:
-        """Return whether one holds for a call."""
+        """Return whether a row holds for activations beside a weight of a type."""
         k = self.problem.k
         return type(x) in _PLAIN and x.dtype is dtype and x.shape[-1] == k and self.won_at(x.numel() // k)
 
     def won_at(self, m: int) -> bool:
-        """Return whether one holds at an M; none where rows must be invariant."""
+        """Return whether a row holds at an M; none does where rows must be invariant."""
         dispatcher = default_dispatcher()
         if self._decided_with is not dispatcher.calls:
             self._won_at, self._decided_with = {}, dispatcher.calls
@@ -75,7 +75,7 @@ def has_fused_rows(problem: Problem, index: int) -> bool:
 
 
 def _does_more() -> bool:
-    """Return whether PyTorch does more now than compute, as for a gradient."""
+    """Return whether PyTorch must compute by itself now, as for a gradient or under autocast."""
     return _grad() or _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0
 
 
@@ -136,13 +136,13 @@ def serve_gates(model: nn.Module) -> dict[str, tuple[nn.Module, type[nn.Module]]
 
 
 class _Probe:
-    """Stands for a module whose class is asked what it computes."""
+    """A module without layers, on which a class's forward is tried with numbers."""
 
     gradient_checkpointing, training, forward = False, False, None  # which layers of transformers look at
 
 
 def _answers(module: Any, given: float, **parts: Callable[..., Any]) -> Any:
-    """Return what a class computes of a number with other parts; None where it can't."""
+    """Return the result of a class's forward for a number, with other parts; None where it fails."""
     asked = _Probe()
     vars(asked).update(parts)
     try:
@@ -152,7 +152,7 @@ def _answers(module: Any, given: float, **parts: Callable[..., Any]) -> Any:
 
 
 def _is_as_built(*modules: Any) -> bool:
-    """Return whether nothing was put before or behind modules that are called."""
+    """Return whether modules have no hooks and no forward of another library."""
     return not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules)
 
 
@@ -217,7 +217,7 @@ class WaitingProduct:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute a function of PyTorch's that is given a product."""
+        """Compute a function of PyTorch that has waiting products among its arguments."""
         if function in (Tensor.add, torch.add) and len(args) == 2 and not kwargs:
             product, other = args if isinstance(args[0], cls) else args[::-1]
             return product + other

@@ -4,6 +4,7 @@ Each looks at its operands, makes a key of them and looks up what serves it; all
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -33,17 +34,19 @@ _autocast = torch.is_autocast_enabled
 _forward = torch.autograd.forward_ad
 
 
+def _is_watched() -> bool:
+    """Return whether a mode, a tracer or a transform must see calls."""
+    return _modes() > 0 or _tracing() is not None or _forward._current_level >= 0
+
+
 def _serve_calls(
     operation: ProductOperation, make_key: Callable[..., CallKey]
 ) -> tuple[Callable[..., Any], Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return what compiled code asks for an operation's calls, what serves plain tensors in Python, and by either."""
+    """Return an operation's look-up for compiled code, its call in Python, and its call by either."""
 
     def find(*given: Any) -> Any:
-        try:
-            key = make_key(*given)
-        except (AttributeError, RuntimeError):  # no plain tensors, which Python's checks name
-            return None
-        return native_calls.compiled_form(engine.default.calls.table.get(key), *given)
+        with suppress(AttributeError, RuntimeError):  # of no plain tensors, which Python's checks name
+            return native_calls.compiled_form(engine.default.calls.table.get(make_key(*given)), *given)
 
     def run(*given: Any) -> Tensor:
         try:
@@ -121,9 +124,7 @@ def scaled_mm(
         or type(scale_a) not in _PLAIN
         or type(scale_b) not in _PLAIN
         or (bias is not None and type(bias) not in _PLAIN)
-        or _modes()
-        or _tracing() is not None
-        or _forward._current_level >= 0
+        or _is_watched()
         or (_grad() and (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)))
     ):
         given = ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
@@ -200,10 +201,8 @@ def bmm(
         or (bias is not None and type(bias) not in _PLAIN)
         or (out is not None and (type(out) not in _PLAIN or (_grad() and out.requires_grad)))
         or (_grad() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
-        or _modes()
         or _autocast()
-        or _tracing() is not None
-        or _forward._current_level >= 0
+        or _is_watched()
     ):
         return _unusual(BATCHED, _traced_bmm, BatchOperands(a, b, bias, out_dtype, out=out))
     return _run_bmm(a, b, bias, out_dtype, None, None, "", out)
@@ -264,9 +263,7 @@ def scaled_bmm(
         or (bias is not None and type(bias) not in _PLAIN)
         or (out is not None and (type(out) not in _PLAIN or (_grad() and out.requires_grad)))
         or (_grad() and (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)))
-        or _modes()
-        or _tracing() is not None
-        or _forward._current_level >= 0
+        or _is_watched()
     ):
         given = BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
         return _unusual(BATCHED, _traced_bmm, given)

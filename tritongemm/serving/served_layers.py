@@ -23,13 +23,13 @@ _GATES: Final = ("swiglu_alpha", "limit", "gate_softcap")  # of its fp8 experts,
 
 
 class ServedModule(nn.Module):  # type: ignore[misc]
-    """A module whose class `patch` changed to one of two: a class of this, and the one that it had.
+    """A module that `patch` serves: its class derives from one of this file's kind and from the class that it had.
 
     Copies and pickles are served too.
     """
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return how the class is made again."""
+        """Return what makes the module again for a copy or a pickle: the two classes and its attributes."""
         return _restore, type(self).__bases__, self.__dict__
 
 

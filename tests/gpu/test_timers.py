@@ -15,7 +15,7 @@ from tests.gpu.here import nvidia, triton
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext.driver import driver
@@ -27,7 +27,7 @@ from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Clock, LibraryBackend, Timer
+from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
 from tritongemm.search import planner
 
 pytestmark = nvidia
@@ -120,6 +120,21 @@ def test_the_library_differs_by_its_gaps_at_most(
     graph.destroy()
     print(f"  {size}: CUPTI {ours * 1e6:8.3f} us, events {theirs * 1e6:8.3f} us, nodes {[n[:40] for n in names]}")
     assert names and abs(theirs - ours) < max(0.05 * ours, 0.5e-6 if len(names) == 1 else 0.75e-6 * len(names))
+
+
+def test_a_librarys_graph_writes_to_its_own_memory_alone(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:
+    plain = Problem(256, 2048, 2048, *matrices("bf16", "int4", "bf16", layout="TN"))
+    operands = operands_of(registry.get(Family, "a16w4").problem(plain), gpu_machine, stream)
+    prepared = PreparedCandidate(operands.library_calls("mixed_input", 1))  # which allocates its result
+    prepared.calls[0]()
+    torch.cuda.synchronize()
+    graph = operands.capture(prepared.in_turn(4))
+    later = [torch.zeros(256, 2048, dtype=torch.bfloat16, device="cuda") for _ in range(8)]
+    torch.cuda.synchronize()
+    graph.launch(operands.stream)
+    torch.cuda.synchronize()
+    graph.destroy()
+    assert not any(bool(one.any()) for one in later)
 
 
 def test_names_stay_right_over_many_kernels(

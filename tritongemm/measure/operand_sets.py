@@ -46,6 +46,14 @@ def side_by_side(tensors: Operands, count: int) -> list[Operands]:
     return [{name: copied(tensor) for name, tensor in tensors.items()} for _ in range(count)]
 
 
+def _allocate_in(pool: Any, call: Call) -> None:
+    """Call a library while PyTorch's allocations are of a pool."""
+    import torch
+
+    with torch.cuda.use_mem_pool(pool):
+        call()
+
+
 class LibraryRefusal(Exception):
     """A library has no kernel for the problem."""
 
@@ -285,10 +293,17 @@ class OperandSets:
         return zeroed
 
     def library_calls(self, backend: str, copies: int, config: Config | None = None) -> list[Call]:
-        """Return a library's calls on the first `copies` sets of operands; none if it has no kernel for the problem."""
+        """Return a library's calls on the first `copies` sets of operands; none if it has no kernel for the problem.
+
+        What they allocate stays theirs: a graph of them writes to it again, whatever PyTorch would have there by then.
+        """
+        import torch
+
         library = registry.get(LibraryBackend, backend)
         operations = [library.operation(self.problem, operands, config) for operands in self.sets[:copies]]
-        return [operation for operation in operations if operation is not None]
+        calls = [operation for operation in operations if operation is not None]
+        own = torch.cuda.MemPool() if calls and self.sets[0]["a"].is_cuda else None
+        return [partial(_allocate_in, own, call) for call in calls] if own else calls
 
     def capture(self, calls: list[Call]) -> driver.Graph:
         """Capture the calls in a graph, which launch on the stream of these operands."""

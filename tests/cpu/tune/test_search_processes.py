@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
+from tests.support.lent_processes import LentProcess
 from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
 from tests.support.tables import each
@@ -25,7 +26,6 @@ from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search
 from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.system.child_process import WorkerProcess
 from tritongemm.tune import search_processes
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
@@ -95,7 +95,7 @@ def test_a_search_asks_for_the_same_wherever_it_runs(
     plans = [job.plan() for job in wanted]
     built = {c.kernel_name for plan in plans for c in plan.order.configs[::7]} if shares else set()
     here = [batches_of(job.search(plan, (), built)) for job, plan in zip(wanted, plans, strict=True)]
-    with closing(Planner(2)) as planning:
+    with closing(Planner(1)) as planning:
         found = list(planning.plan(wanted))
         there = [batches_of(one.begin((), built)) for one in found]
     assert there == here and all(map(len, here))
@@ -139,9 +139,9 @@ def test_a_process_writes_a_winners_module(tmp_path: Path, monkeypatch: pytest.M
 
 def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are no more than problems; few problems need none."""
-    made: list[WorkerProcess] = []
+    made: list[LentProcess] = []
 
-    class WatchedProcess(WorkerProcess):
+    class WatchedProcess(LentProcess):
         def __init__(self, role: str) -> None:
             super().__init__(role)
             made.append(self)

@@ -7,7 +7,6 @@ tenths of a second.
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -66,18 +65,20 @@ class Surrogate:
             kernel = _matern(apart / length)
             for noise in NOISES:
                 noisy = kernel + noise * np.eye(len(kernel))
-                factor = cho_factor(noisy, lower=True)
-                weights = cho_solve(factor, unit)
-                likelihood = -0.5 * unit @ weights - np.log(np.diag(factor[0])).sum()
+                factor = np.linalg.cholesky(noisy)
+                white = np.linalg.solve(factor, unit)
+                likelihood = -0.5 * white @ white - np.log(np.diag(factor)).sum()
                 if likelihood > best:
-                    best, self._factor, self._weights, self._length = likelihood, factor, weights, length * width
+                    best, kept, self._length = likelihood, (factor, white), length * width
+        self._whiten = np.linalg.inv(kept[0])
+        self._weights = self._whiten.T @ kept[1]
         self._known = known
 
     def predict(self, wanted: Ints) -> tuple[Floats, Floats]:
         """Return the expected log seconds of candidates, and their standard deviations."""
         cross = self._kernel(self.rows[wanted], self._known)
         mean = cross @ self._weights * self.scale + self.mean + self.prior[wanted]
-        variance = 1 - np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        variance = 1 - ((self._whiten @ cross.T) ** 2).sum(axis=0)
         return mean, self.scale * np.sqrt(np.maximum(variance, 1e-9))
 
     def choose(self, wanted: Ints, count: int, exploration: float) -> list[int]:
@@ -90,8 +91,7 @@ class Surrogate:
         best = np.argsort(mean - exploration * deviation, kind="stable")[: max(400, 8 * count)]
         mean, variance, ids = mean[best], (deviation[best] / self.scale) ** 2, wanted[best]
         rows = self.rows[ids]
-        cross = self._kernel(rows, self._known)
-        solved = cho_solve(self._factor, cross.T)
+        white = self._whiten @ self._kernel(self._known, rows)
         chosen: list[int] = []
         columns: list[Floats] = []  # of the covariance, one for each choice, without what earlier choices explain
         for _ in range(min(count, len(ids))):
@@ -99,7 +99,7 @@ class Surrogate:
             score[chosen] = np.inf
             place = int(score.argmin())
             chosen.append(place)
-            column = self._kernel(rows, rows[place : place + 1])[:, 0] - cross @ solved[:, place]
+            column = self._kernel(rows, rows[place : place + 1])[:, 0] - white.T @ white[:, place]
             column = column - sum(earlier * earlier[place] for earlier in columns)
             columns.append(column / np.sqrt(max(column[place], 1e-9)))
             variance = variance - columns[-1] ** 2

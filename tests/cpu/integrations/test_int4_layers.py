@@ -47,7 +47,7 @@ class LinearBase(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.bias = nn.Parameter(torch.arange(N).bfloat16(), requires_grad=False)
         self.qweight = nn.Parameter(GPTQ if of_gptq else COMPRESSED, requires_grad=False)
-        self.scales = nn.Parameter(HALF if of_gptq else HALF.t(), requires_grad=False)
+        self.scales = nn.Parameter((HALF if of_gptq else HALF.t()).clone(), requires_grad=False)
         if zero_points:
             self.qzeros = nn.Parameter(OF_COMPRESSED, requires_grad=False)
         for parameter in self.parameters():

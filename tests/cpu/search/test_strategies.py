@@ -311,7 +311,7 @@ def test_what_guides_a_search_is_a_gaussian_process(monkeypatch: pytest.MonkeyPa
     apart = np.linalg.norm(unit[:, None] - unit, axis=2) * np.sqrt(5 / 3)
     alike, noise = (1 + apart + apart**2 / 3) * np.exp(-apart), 0.02 * (np.arange(40) < 12)
 
-    def expected(known: Sequence[int], values: Any) -> tuple[Any, Any]:
+    def expected(known: Any, values: Any) -> tuple[Any, Any]:
         solved = np.linalg.solve(alike[np.ix_(known, known)] + np.diag(noise[known]), alike[known])
         return values @ solved, np.sqrt(np.maximum(1 - (alike[known] * solved).sum(axis=0), 1e-9))
 

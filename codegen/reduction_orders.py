@@ -53,7 +53,8 @@ def _unit(config: Config, problem: Problem, target: Target) -> str:
     """Return what adds up the products of a run, where the target has several that round differently; else ""."""
     template = kernel_template(config.template)
     if not template.search.matrix:  # each thread adds its own, then the threads' sums are added
-        return f"threads {config.block_m}x{config.block_n}x{config.block_k} of {config.num_warps} warps"
+        at_once = f" {template.order.unit}" if template.order.unit else ""
+        return f"threads {config.block_m}x{config.block_n}x{config.block_k} of {config.num_warps} warps{at_once}"
     operand = common_type(problem.a.type, problem.b.type)
     if operand.is_integer:  # each block's sum is exact
         return ""

@@ -15,7 +15,21 @@ from tritongemm.core.problem import Problem
 
 SCALES = {"": 0, "row": 1, "block": 2}  # the granularities of weights that these kernels read
 _DIVISOR = 16  # the most elements that a size is known to be a multiple of
-_FIRST, _SECOND = (1, 1024, 1), (1, 256, 1)  # columns of a program, elements of K at a time, warps
+_LOAD_BYTES = 16  # what a thread loads at once
+_LINE_BYTES = 128  # of L2
+_MOST_FETCHED_BYTES = 32 << 20  # of weights of the second product that L2 keeps until they are read
+
+
+class Tile(NamedTuple):
+    """What a program computes at a time."""
+
+    columns: int  # of a result
+    depth_bytes: int  # of a row of weights
+    warps: int
+    early: int = 0  # whether the next kernel may start before this one's loops are done
+
+
+FIRST, SECOND = Tile(4, 512, 1), Tile(1, 256, 1)
 
 
 class FewExperts(NamedTuple):
@@ -31,13 +45,21 @@ class FewExperts(NamedTuple):
     topk: int
     experts: int
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of a weight's element."""
+        return DTYPES[self.dtype_w].bytes
+
 
 def choose_gate_up(one: FewExperts, stride: int, activation: str) -> Chosen:
     """Return the kernel of activation(gate) * up of each row, whose tokens begin `stride` elements apart."""
-    x = _pointer(one.dtype_x)
-    pointers = {"ids_ptr": f"*{one.ids}", "x_ptr": x, "w_ptr": _pointer(one.dtype_w), "scale_ptr": "*fp32", "h_ptr": x}
-    numbers = {"K": one.k, "inner": one.n, "stride": stride, "topk": one.topk, "experts": one.experts}
-    return _chosen("gate_up_rows", one, pointers, numbers, {"ACTIVATION": ACTIVATIONS.index(activation)}, _FIRST)
+    x, w = _pointer(one.dtype_x), _pointer(one.dtype_w)
+    pointers = {"ids_ptr": f"*{one.ids}", "x_ptr": x, "w_ptr": w, "scale_ptr": "*fp32", "h_ptr": x, "next_ptr": w}
+    numbers = {"K": one.k, "inner": one.n, "hidden": one.k, "stride": stride, "topk": one.topk, "experts": one.experts}
+    numbers["fetches"] = int(one.rows * one.n * one.k * one.bytes <= _MOST_FETCHED_BYTES)
+    lines = _power_of_two(cdiv(FIRST.columns * one.k * one.bytes, _LINE_BYTES))
+    constants = {"ACTIVATION": ACTIVATIONS.index(activation), "LINES": lines, "LINE": _LINE_BYTES // one.bytes}
+    return _chosen("gate_up_rows", one, pointers, numbers, constants, FIRST)
 
 
 def choose_down(one: FewExperts, weights: str) -> Chosen:
@@ -46,7 +68,7 @@ def choose_down(one: FewExperts, weights: str) -> Chosen:
     pointers = {"ids_ptr": f"*{one.ids}", "h_ptr": x, "w_ptr": _pointer(one.dtype_w), "scale_ptr": "*fp32"}
     pointers |= {"weights_ptr": _pointer(weights), "out_ptr": x}
     numbers = {"K": one.k, "hidden": one.n, "topk": one.topk, "experts": one.experts}
-    return _chosen("down_rows", one, pointers, numbers, {"MOST": 1 << (one.topk - 1).bit_length()}, _SECOND)
+    return _chosen("down_rows", one, pointers, numbers, {"MOST": _power_of_two(one.topk)}, SECOND)
 
 
 def kernels_for(problem: Problem) -> Iterator[Chosen]:
@@ -55,7 +77,8 @@ def kernels_for(problem: Problem) -> Iterator[Chosen]:
     if mode not in SCALES:
         return
     for ids in ID_TYPES:
-        one = FewExperts(ids, problem.c.dtype, problem.b.dtype, mode, 1, problem.n, problem.k, 1, problem.group_count)
+        types = ids, problem.c.dtype, problem.b.dtype, mode
+        one = FewExperts(*types, problem.m, problem.n, problem.k, 1, problem.group_count)
         if problem.n % 2 == 0:
             yield from (choose_gate_up(one._replace(n=problem.n // 2), problem.k, name) for name in ACTIVATIONS)
         for weights in dict.fromkeys(("fp32", problem.c.dtype)):
@@ -67,17 +90,21 @@ def _chosen(
     one: FewExperts,
     pointers: dict[str, str],
     numbers: dict[str, int],
-    constants: dict[str, float],
-    tile: tuple[int, int, int],
+    constants: dict[str, int],
+    tile: Tile,
 ) -> Chosen:
-    columns, block, warps = tile
-    block = min(block, max(DEPTH, 1 << (one.k - 1).bit_length()))
-    constants |= {"SCALES": SCALES[one.mode], "COLUMNS": columns, "BLOCK": block, "DEPTH": DEPTH, "EARLY": 0}
-    divisors = {n: gcd(value, _DIVISOR) for n, value in numbers.items() if n not in ("topk", "experts")}
+    at_once, block = _LOAD_BYTES // one.bytes, min(tile.depth_bytes // one.bytes, max(DEPTH, _power_of_two(one.k)))
+    chosen: dict[str, float] = {**constants, "SCALES": SCALES[one.mode], "COLUMNS": tile.columns, "BLOCK": block}
+    chosen |= {"AT_ONCE": at_once, "DEPTH": DEPTH, "EARLY": tile.early}
+    divisors = {n: gcd(value, _DIVISOR) for n, value in numbers.items() if n not in ("topk", "experts", "fetches")}
     signature = pointers | dict.fromkeys(numbers, "i32")
-    helper = HelperKernel(name, read_text("few_experts"), signature, constants, divisors, warps, overlaps=True)
-    return helper, HelperArguments((one.rows, cdiv(one.n, columns), 1), numbers)
+    helper = HelperKernel(name, read_text("few_experts"), signature, chosen, divisors, tile.warps, overlaps=True)
+    return helper, HelperArguments((one.rows, cdiv(one.n, tile.columns), 1), numbers)
 
 
 def _pointer(dtype: str) -> str:
     return f"*{DTYPES[dtype].triton}"
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -152,7 +152,7 @@ class MoeKernels:
         scales = [x if one is None else one.contiguous() for one in (given.w1_scale, given.w2_scale)]
         kind = _ID_TYPES[ids.dtype], DTYPE_NAMES[x.dtype], DTYPE_NAMES[w1.dtype], mode
         first = FewExperts(*kind, tokens * topk, inner, hidden, topk, experts)
-        operands = {"ids": ids, "x": x, "w": w1, "scale": scales[0], "h": h}
+        operands = {"ids": ids, "x": x, "w": w1, "scale": scales[0], "h": h, "next": w2}
         if not self._run(choose_gate_up, (first, x.stride(0), given.activation), operands):
             return None
         second = FewExperts(*kind, tokens, hidden, inner, topk, experts)
@@ -160,7 +160,10 @@ class MoeKernels:
         return out if self._run(choose_down, (second, DTYPE_NAMES[weights.dtype]), operands) else None
 
     def _rows_are_alone(self, checked: CheckedMixture) -> bool:
-        """Return whether the tuned kernels of both products have one row of A a program."""
+        """Return whether both products have tuned kernels, one of which has one row of A a program.
+
+        The other product's is little slower so, and three kernels less make up for that.
+        """
         given = checked.given
         shapes = given.x.shape, given.w1.shape, given.topk_ids.shape
         kinds = given.x.dtype, given.w1.dtype, given.topk_weights.dtype, checked.mode, given.w1_bias is None
@@ -168,9 +171,9 @@ class MoeKernels:
         known: bool | None = self._table.get(key)
         if known is None:
             found = [default_dispatcher().ask(*product).resolution for product in MIXTURE.products(given)]
-            known = _is_for_few(checked) and all(
-                one.kind not in NOT_TUNED and one.record is not None and one.record.config.block_m == 1 for one in found
-            )
+            tuned = [one.record for one in found if one.kind not in NOT_TUNED and one.record is not None]
+            one_row = any(record.config.block_m == 1 for record in tuned)
+            known = len(tuned) == len(found) and one_row and _is_for_few(checked)
             if all(one.lasting for one in found):
                 keep(self._table, key, known)
         return known

@@ -35,6 +35,9 @@ _GATES: Final = {"SiLU": "silu_mul", "SiLUActivation": "silu_mul", "GELUActivati
                  "GELUTanh": "gelu_tanh_mul", "PytorchGELUTanh": "gelu_tanh_mul"}  # fmt: skip
 
 
+_COLLECTING: Final = "transformers.utils.output_capturing"  # its hooks stay after a call that asked for hidden states
+
+
 class FusedRows:
     """The rows of a product with an epilogue on a GPU: at which M a kernel won them and can be launched."""
 
@@ -152,8 +155,13 @@ def _answers(module: Any, given: float, **parts: Callable[..., Any]) -> Any:
 
 
 def _is_as_built(*modules: Any) -> bool:
-    """Return whether modules have no hooks and no forward of another library."""
-    return not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules)
+    """Return whether modules have no forward of another library, and no hooks but those that collect outputs."""
+    return not any(
+        "forward" in vars(one)
+        or one._forward_pre_hooks
+        or any(getattr(hook, "__module__", "") != _COLLECTING for hook in one._forward_hooks.values())
+        for one in modules
+    )
 
 
 def _is_gated(module: Any) -> bool:

@@ -156,9 +156,15 @@ def test_projections_add_the_residual_of_a_decoder_layer_where_a_row_says_so(
         assert added == [K, INNER]  # at M 16 alone
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             torch.testing.assert_close(call(other[0], xs[0]), wanted[0])
-        hook = model[0].self_attn.register_forward_hook(lambda module, given, result: None)
-        call(model[0], xs[0])
-        hook.remove()
+        seen: list[Any] = []
+        hook: Any = lambda module, given, result: seen.append(result)
+        for place, adds in (("here", False), ("transformers.utils.output_capturing", True)):
+            hook.__module__ = place
+            handle = model[0].mlp.register_forward_hook(hook)
+            call(model[0], xs[0])
+            handle.remove()
+            assert len(seen) == 1 and (type(seen.pop()) is not Tensor) == adds and len(added) == 2 + 2 * adds
+        del added[2:]
         alone = model[0].mlp(xs[0])
         assert type(alone) is Tensor and len(added) == 2
     assert call(model[0], xs[0]).requires_grad and len(added) == 2

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.integrations import int4_layers, sglang_fp8, vllm_fp8_rows, vllm_gates, vllm_moe
+from tritongemm.integrations import int4_layers, sglang_fp8, vllm_fp8, vllm_gates, vllm_moe
 from tritongemm.integrations.compiled import serve_compiled_code
 from tritongemm.integrations.process import LOG, attribute, factors_of_experts, is_in_blocks, lacks_hooks
 from tritongemm.operations.served_problems import expert_weights, is_layer, is_scaled
@@ -123,7 +123,7 @@ def _why_not(
         is_quantised: whether it is one's in fp8.
     """
     weight, plain = attribute(layer, name), type(layer.quant_method).__name__.startswith(_PLAIN)
-    in_rows_of_vllm = _computed_by(layer) == vllm_fp8_rows.KERNEL
+    in_rows_of_vllm = _computed_by(layer) == vllm_fp8.ROWS_KERNEL
     is_in_rows = in_rows_of_vllm or (_is_of_sglang(layer) and sglang_fp8.has_factors_of_rows(layer))
     if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_factors(layer, name)):
         return f"of {_computed_by(layer)}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_fp8_rows, vllm_moe, vllm_w4_experts
+from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_moe, vllm_w4_experts
 from tritongemm.integrations.process import define_linear, is_hooked, plain, replace
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -38,7 +38,7 @@ def register() -> None:
         process.EVERY_LAYER: (partial(_name_graphs, digest), True),
         _LAYER: (_hook_layers if digest else _hook_counted, True),
         vllm_fp8.SERVED: (vllm_fp8.hook, process.serves_scales()),
-        vllm_fp8_rows.SERVED: (vllm_fp8_rows.hook, process.serves_scales()),
+        vllm_fp8.SERVED_ROWS: (vllm_fp8.hook_rows, process.serves_scales()),
         "int4 layer": (_hook_int4, process.serves_four_bits()),
         vllm_moe.SERVED: (vllm_moe.hook, process.serves_experts()),
         **{
@@ -52,7 +52,7 @@ def register() -> None:
             process.EVERY_LAYER: (partial(_name_graphs, digest), True),
             _LAYER: (_hook_invariant, bool(digest)),
             vllm_fp8.SERVED: (partial(vllm_fp8.hook, True), process.serves_scales(True)),
-            vllm_fp8_rows.SERVED: (partial(vllm_fp8_rows.hook, True), process.serves_scales(True)),
+            vllm_fp8.SERVED_ROWS: (partial(vllm_fp8.hook_rows, True), process.serves_scales(True)),
             "compiled layer": (_hook_loading, bool(digest)),
         }
     process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})

@@ -1,7 +1,7 @@
-"""Serves vLLM's fp8 layers in blocks where a tuned row holds for a call, and else by the kernel that vLLM chose.
+"""Serves vLLM's fp8 layers where a tuned row holds for a call, and else by the kernel that vLLM chose.
 
-Each of its kernels of that kind has a method for the product alone, of activations that it quantised before or takes
-as they are, which is wrapped. What vLLM quantises, and how, stays as it is.
+Each of its kernels for layers in blocks has a method for the product alone, of activations that it quantised before or
+takes as they are, which has a hook before it. What vLLM quantises, and how, stays as it is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from tritongemm.integrations.process import (
     plain,
     replace,
     serves_blocks,
+    serves_scaled,
 )
 from tritongemm.serving import server_calls
 from tritongemm.serving.linear_fp8 import BlockOperands
 
-SERVED = "fp8 layer in blocks"
+SERVED, SERVED_ROWS = "fp8 layer in blocks", "fp8 layer with a factor per row or tensor"
+ROWS_KERNEL = "CutlassFP8ScaledMMLinearKernel"
 _METHOD = "apply_block_scaled_mm"
 _NUMBERS = "tritongemm_numbers"  # attribute of a kernel: its number, by the class whose method is called
 _SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int kernel) -> Tensor"
+_ROWS_SCHEMA = "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype) -> Tensor"
 
 ServerMethod = Callable[..., Tensor]  # of a kernel, A [M, K], B [N, K] and their factors
 
@@ -117,3 +120,47 @@ def hook(invariant: bool = False) -> None:
     kernels = BlockKernels(invariant)
     for kind in own:
         kernels.hook(kind)
+
+
+def hook_rows(invariant: bool = False) -> None:
+    """Serve the kernel that vLLM chooses for layers with a factor per row or per tensor, as `hook`."""
+    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
+
+    kind, own_product = getattr(cutlass, ROWS_KERNEL), cutlass.ops.cutlass_scaled_mm
+    if is_hooked(kind.apply_scaled_mm):
+        return
+
+    def multiply(
+        a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        def compute() -> Tensor:
+            result: Tensor = own_product(a, b.t(), out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias)
+            return result
+
+        return server_calls.product_or(BlockOperands(a, b, scale_b, scale_a, bias, out_dtype), compute)
+
+    def infer(a: Tensor, b: Tensor, _: Tensor, __: Tensor, ___: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+        return a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
+
+    operation = define_opaque("vllm_fp8_rows", _ROWS_SCHEMA, multiply, infer)
+
+    def read(  # noqa: PLR0913 (vLLM's own arguments)
+        own: Any,
+        kernel: Any,
+        *,
+        A: Tensor,
+        B: Tensor,
+        out_dtype: torch.dtype,
+        As: Tensor,
+        Bs: Tensor,
+        bias: Tensor | None,
+        output_shape: list[int],
+    ) -> Any:
+        b, scale_b, (k, n) = plain(B), plain(Bs), B.shape
+        is_padded = attribute(kernel, "logical_output_size") != n or A.shape[1] != k
+        if is_padded or b.stride(0) != 1 or not serves_scaled(n, k, invariant):
+            return None
+        call = operation if torch.compiler.is_compiling() else multiply
+        return lambda: call(A, b.t(), As, scale_b, plain(bias), out_dtype).view(*output_shape)
+
+    replace("vLLM", SERVED_ROWS, {kind: "apply_scaled_mm"}, read)

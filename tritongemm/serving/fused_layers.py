@@ -6,6 +6,7 @@ Gate and up of an MLP with their activation are one kernel; output and down proj
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -154,12 +155,14 @@ def _answers(module: Any, given: float, **parts: Callable[..., Any]) -> Any:
         return None
 
 
+def _collects(hook: Any) -> bool:
+    return isinstance(hook, FunctionType) and hook.__module__ == _COLLECTING
+
+
 def _is_as_built(*modules: Any) -> bool:
     """Return whether modules have no forward of another library, and no hooks but those that collect outputs."""
     return not any(
-        "forward" in vars(one)
-        or one._forward_pre_hooks
-        or any(getattr(hook, "__module__", "") != _COLLECTING for hook in one._forward_hooks.values())
+        "forward" in vars(one) or one._forward_pre_hooks or not all(map(_collects, one._forward_hooks.values()))
         for one in modules
     )
 

@@ -308,14 +308,12 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     vllm_fp8.hook()
     from vllm.model_executor.kernels.linear.scaled_mm import cutlass
 
-    from tritongemm.integrations import vllm_fp8_rows
-
     kind = cutlass.CutlassFP8ScaledMMLinearKernel
     monkeypatch.setattr(kind, "apply_scaled_mm", kind.apply_scaled_mm)
-    vllm_fp8_rows.hook()
-    assert kind.apply_scaled_mm.__module__ == vllm_fp8_rows.__name__
+    vllm_fp8.hook_rows()
+    assert process.is_hooked(kind.apply_scaled_mm)
     methods = {kind.__name__: getattr(kind, "apply_block_scaled_mm", None) for kind in kinds}
-    names = {name for name, method in methods.items() if getattr(method, "__module__", "") == vllm_fp8.__name__}
+    names = {name for name, method in methods.items() if process.is_hooked(method)}
     assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tritongemm.integrations import sglang, sglang_moe, vllm, vllm_moe
+from tritongemm.integrations import process, sglang, sglang_moe, vllm, vllm_moe
 
 
 @pytest.mark.servers
@@ -30,7 +30,7 @@ def test_the_real_vllm(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     assert set(parameters) == {"self", *vllm_moe._ARGUMENTS}
     vllm.register()
     vllm_moe.hook()
-    assert kind.apply.__module__ == vllm_moe.__name__ and BaseModelLoader.load_model.__module__ == vllm.__name__
+    assert process.is_hooked(kind.apply) and process.is_hooked(BaseModelLoader.load_model)
     own = {name for module in (triton_moe, triton_deep_gemm_moe, triton_cutlass_moe) for name in vars(module)}
     assert set(vllm_moe.EXPERTS) <= own and vllm_moe._PREPARES in vars(no_dp_ep)
     plain = FusedMoEQuantConfig.make()

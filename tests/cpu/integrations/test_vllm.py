@@ -16,7 +16,7 @@ from tests.support.fakes.servers import install_vllm
 from tests.support.linear_layers import problem, record
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
 from tritongemm.core.errors import DriverError
-from tritongemm.integrations import vllm
+from tritongemm.integrations import process, vllm
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.sources.invariant_kernel import InvariantKernel
 
@@ -208,7 +208,7 @@ def test_the_real_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         answers = {"is_cuda": cuda, "is_rocm": not cuda, "is_cpu": False}
         platform = SimpleNamespace(**{name: partial(bool, answer) for name, answer in answers.items()})
         monkeypatch.setattr(utils, "current_platform", platform)
-        assert utils.dispatch_unquantized_gemm().__module__ == vllm.__name__
+        assert process.is_hooked(utils.dispatch_unquantized_gemm())
     for n in (32, 33):
         operands = torch.randn(3, 64), torch.randn(n, 64)
         assert torch.equal(utils.default_unquantized_gemm(None, *operands), functional.linear(*operands))

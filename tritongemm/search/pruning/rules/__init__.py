@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.pruning.rules import gemv, launch_overlap, persistent, resources, split_k, tiles
+from tritongemm.search.pruning.rules import persistent, programs, resources, tiles
 
 Check = Callable[[Config, Problem, Target], "str | None"]
 
@@ -34,9 +34,9 @@ RULES = (
     Rule("groups", persistent.groups, "warp_roles"),
     Rule("two_parts", persistent.two_parts, "warp_roles"),
     Rule("group_m", tiles.group_m),
-    Rule("split_k", split_k.split_k),
-    Rule("poll", split_k.polled_reduction),
-    Rule("overlap", launch_overlap.overlap),
+    Rule("split_k", programs.split_k),
+    Rule("poll", programs.polled_reduction),
+    Rule("overlap", programs.overlap),
     Rule("fits_m", tiles.fits_m),
     Rule("fits_n", tiles.fits_n),
     Rule("fits_k", tiles.fits_k),
@@ -68,7 +68,7 @@ RULES = (
     Rule("kpack", tiles.kpack, "matrix"),
     Rule("stages", resources.stages),
     Rule("deep", resources.pipeline_depth, "deep_pipeline"),
-    Rule("vector_rows", gemv.vector_rows, "vector"),
-    Rule("straight", gemv.gemv_prefetch, "vector"),
-    Rule("vector_registers", gemv.vector_registers, "vector"),
+    Rule("vector_rows", programs.vector_rows, "vector"),
+    Rule("straight", programs.gemv_prefetch, "vector"),
+    Rule("vector_registers", programs.vector_registers, "vector"),
 )

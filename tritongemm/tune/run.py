@@ -112,7 +112,8 @@ class TuningRun:
                 self._handle_next()
             planner.finish_modules()
         if self.options.stop:
-            self._report_compiled(tasks)
+            places = {problem: place for place, problem in enumerate(problems)}
+            self._report_compiled(sorted(tasks, key=lambda task: places[task.problem]))
         return {t.problem: t.failure for t in tasks if t.failure}
 
     @property

@@ -19,8 +19,8 @@ COMMANDS = (
     "optimize job.log --log_summary --only configs -o campaign -a gfx1100 --num_threads 1",
     "check first.yaml",
 )
-KEYS = [f"{m}x16x16_fp16_TT" for m in (16, 8, 5)]
-LIST = "".join(f"- {{M: {m}, N: 16, K: 16}}\n" for m in (16, 8, 5))
+KEYS = [f"{m}x16x16_fp16_TT" for m in (8, 16, 5)]
+LIST = "".join(f"- {{M: {m}, N: 16, K: 16}}\n" for m in (8, 16, 5))
 # The line of progress is drawn as often as can be, so that it is there whenever something is printed.
 PROGRAM = f"""
 import importlib, sys
@@ -50,7 +50,7 @@ def test_every_row_is_on_the_screen_once(tmp_path: Path, columns: int) -> None:
     )
     for section in (tuned, verified, retimed, compiled, checked):
         first_words = [words[0] for words in map(str.split, section) if words]
-        assert [first_words.count(key) for key in KEYS] == [1, 1, 1], shown
+        assert [word for word in first_words if word in KEYS] == KEYS, shown
         assert first_words.count("size") == 1, "the head of the table"
     assert sum("Predicted, not measured" in text for text in (*tuned, *retimed)) == 2, shown
     assert "3 of 3 results are right" in verified, shown

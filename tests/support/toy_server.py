@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 STEP_S = 0.004
-FAULTS = ("start", "silent", "answer", "refuse")  # when it fails; silent: it never says that it can answer
+FAULTS = ("start", "silent", "answer", "refuse", "page", "no model")  # when it fails; silent: it never says that it can answer
 
 
 class Toy:
@@ -28,6 +28,8 @@ class Toy:
         body = json.loads(await reader.readexactly(length) or b"{}")
         if b" /health " in head:
             self._send(writer, 503 if self.fault == "silent" else 200, b"")
+        elif self.fault == ("page" if body else "no model") and not body.get("stream"):
+            self._send(writer, 200, b"<html>" if body else b"{}")
         elif b" /v1/models " in head:
             self._send(writer, 200, json.dumps({"data": [{"id": "toy"}]}).encode())
         elif self.fault == "answer":

@@ -77,13 +77,15 @@ def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: pytest.Cap
         ("start", "  | no such model\nerror: the server ended with exit status 1 before it answered"),
         ("answer", "an illegal memory access\nerror: the server ended with exit status 3 while it was measured"),
         ("refuse", "error: the server answered /v1/completions with status 400: {"),
+        ("page", "error: the server's answer is not one of OpenAI's HTTP API: JSONDecodeError("),
+        ("no model", "error: the server's answer is not one of OpenAI's HTTP API: KeyError('data')"),
         ("silent", "/health within 0.5 s; --start-limit"),
     ],
 )
 def test_a_server_that_fails(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fault: str, reported: str
 ) -> None:
-    if fault == "refuse":  # it runs on
+    if fault in ("refuse", "page", "no model"):  # it runs on
         monkeypatch.setattr(compare_server, "ENDING_SECONDS", 0.1)
     if fault == "silent":
         words[words.index("--start-limit") + 1] = "0.5"

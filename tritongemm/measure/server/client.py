@@ -64,8 +64,11 @@ class Client:
 
     async def find_model(self) -> str:
         """Return the name of the model that the server serves, which later requests name."""
-        self.model = str(json.loads(await self._limited(self._read("GET", "/v1/models")))["data"][0]["id"])
+        self.model = await self._limited(self._first_model())
         return self.model
+
+    async def _first_model(self) -> str:
+        return str(json.loads(await self._read("GET", "/v1/models"))["data"][0]["id"])
 
     async def stream(self, prompt: Sequence[int], answer: int) -> Arrivals:
         """Return when the tokens of an answer to a prompt of token ids came, `answer` of them."""
@@ -89,8 +92,10 @@ class Client:
 
     async def greedy(self, prompt: Sequence[int], answer: int) -> Continuation:
         """Return the most probable tokens behind a prompt."""
-        body = self._body(prompt, answer, logprobs=1)
-        choice = json.loads(await self._limited(self._read("POST", "/v1/completions", body)))["choices"][0]
+        return await self._limited(self._greedy(self._body(prompt, answer, logprobs=1)))
+
+    async def _greedy(self, body: bytes) -> Continuation:
+        choice = json.loads(await self._read("POST", "/v1/completions", body))["choices"][0]
         found = choice.get("logprobs") or {}
         return Continuation(
             list(found.get("tokens") or ()), [value or 0.0 for value in found.get("token_logprobs") or ()]

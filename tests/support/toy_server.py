@@ -12,7 +12,14 @@ import subprocess
 import sys
 
 STEP_S = 0.004
-FAULTS = ("start", "silent", "answer", "refuse", "page", "no model")  # when it fails; silent: it never says that it can answer
+FAULTS = (
+    "start",
+    "silent",
+    "answer",
+    "refuse",
+    "page",
+    "no model",
+)  # when it fails; silent: it never says that it can answer
 
 
 class Toy:

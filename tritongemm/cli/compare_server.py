@@ -121,8 +121,8 @@ def _alternate(
     """Start the server without and with the table in turn, each time alone on the machine, and measure it."""
     port = _port(args.port, server)
     shell.report(
-        f"A: {' '.join(server)}; B: the same with {args.table}. Each is started {args.rounds} times, in turn; the first "
-        "start often takes two minutes, a later one a minute, and the requests of each another."
+        f"A: {' '.join(server)}; B: the same with {args.table}. Each is started {args.rounds} times, in turn; the "
+        "first start often takes two minutes, a later one a minute, and the requests of each another."
     )
     logs.mkdir(parents=True, exist_ok=True)
     named = args.table.split(os.pathsep)

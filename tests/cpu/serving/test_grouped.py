@@ -309,6 +309,7 @@ few_expert_kernels.FIRST, few_expert_kernels.SECOND = (few_expert_kernels.Tile(n
 alone("", torch.float32, 3, 3, 4, 21, 13, "silu")
 alone("", torch.float32, 2, 1, 3, 200, 16, "gelu")
 alone("row", torch.int8, 2, 2, 3, 130, 9, "clamped_swiglu")
+few_expert_kernels._FIRST, few_expert_kernels._SECOND = (32, 128, 1), (64, 128, 1)  # of many columns
 alone("block", torch.float8_e4m3fn, 2, 3, 3, 384, 128, "silu")
 print("alike")
 """

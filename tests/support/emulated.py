@@ -4,13 +4,22 @@ TRITONGEMM_EMULATOR names the folder of its program, run_plan.py; TRITONGEMM_EMU
 that it is built from.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tritongemm.core.config import Config
+from tritongemm.core.launch import Launch
+from tritongemm.core.problem import Problem
+from tritongemm.core.target import Target
+from tritongemm.export import launch_plans
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import KernelBackend
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,22 @@ def run_scaled(folder: Path, *plans: Path) -> None:
     script = str(Path(__file__).with_name("run_scaled_plan.py"))
     said = _executed(folder, lambda place, checkout: [script, str(place), checkout, *map(str, plans)])
     assert said is None or said.count("races 0") == len(plans)
+
+
+def run_configs(folder: Path, problem: Problem, configs: Sequence[Config], target: Target) -> None:
+    """Compile configs of Triton's, none of which may spill, and execute the plans of their launches."""
+    triton, plans = registry.get(KernelBackend, "triton"), []
+    for config in configs:
+        assert triton.check(config, problem, target), config.name
+        built, code, _ = triton.compile(triton.compile_job(config, problem, target))
+        assert built.status == "ok" and not built.spills, config.name
+        binary = folder / f"{len(plans)}.hsaco"
+        binary.write_bytes(code)
+        launch = triton.launch(replace(built, path=str(binary)), problem, target)
+        assert isinstance(launch, Launch)
+        plans.append(binary.with_suffix(".json"))
+        plans[-1].write_text(json.dumps({**launch_plans.plan(launch, problem, target), "object": binary.name}))
+    run_scaled(folder, *plans)
 
 
 def run_helpers(folder: Path, arch: str) -> None:

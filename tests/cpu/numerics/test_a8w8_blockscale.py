@@ -1,6 +1,6 @@
 """Family a8w8_blockscale: every template multiplies the sums of 128 elements along K by the scales that are theirs."""
 
-import json
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,9 @@ from tests.support.tables import each
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
-from tritongemm.core.launch import Launch
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
-from tritongemm.export import launch_plans
 from tritongemm.formats import Defaults, make_problem, results_format
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
@@ -123,8 +121,12 @@ def test_the_tolerance_is_that_of_matrix_units_with_few_scales_along_k() -> None
     assert min(row[2] for row in found) > FAMILY.tolerance(problem)
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm80", "sm89", "sm90", "sm100"])
-@pytest.mark.parametrize("m", [1, 64, 4096])
+ARCHS, ROWS = ("gfx942", "gfx950", "sm80", "sm89", "sm90", "sm100"), (1, 64, 4096)
+QUICK = list(zip(ARCHS, 2 * ROWS, strict=True))
+OTHERS = [case for case in itertools.product(ARCHS, ROWS) if case not in QUICK]
+
+
+@pytest.mark.parametrize(("arch", "m"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.heavy) for case in OTHERS)])
 def test_there_are_candidates_everywhere(arch: str, m: int) -> None:
     target = target_files.load_target(arch)
     dtype = {"fn": OCP, "fnuz": "fp8e4m3fnuz", "none": "int8"}[target.fp8]
@@ -168,7 +170,7 @@ EMULATED = (
 @pytest.mark.parametrize("scales", [*FORMS, "tensor"])
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) -> None:
     """Both encodings of fp8 and int8 at odd sizes, memory operations landing as late as the code allows."""
-    target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
+    target = target_files.load_target(arch)
     fp8 = "fp8e4m3fnuz" if target.fp8 == "fnuz" else OCP
     if scales == "tensor":
         problem = registry.get(Family, "a8w8").problem(
@@ -178,15 +180,4 @@ def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) 
         problem = of(
             scales, **{"dtype_a": fp8, "dtype_b": fp8} | FORMS[scales] | {"m": 17, "k": 300, "dtype_c": "bf16"}
         )
-    plans = []
-    for i, config in enumerate(EMULATED):
-        assert triton.check(config, problem, target), config.name
-        built, code, _ = triton.compile(triton.compile_job(config, problem, target))
-        assert built.status == "ok" and not built.spills, config.name
-        (tmp_path / f"{i}.hsaco").write_bytes(code)
-        launch = triton.launch(replace(built, path=str(tmp_path / f"{i}.hsaco")), problem, target)
-        assert isinstance(launch, Launch)
-        plan = {**launch_plans.plan(launch, problem, target), "object": f"{i}.hsaco"}
-        plans.append(tmp_path / f"{i}.json")
-        plans[-1].write_text(json.dumps(plan))
-    emulated.run_scaled(tmp_path, *plans)
+    emulated.run_configs(tmp_path, problem, EMULATED, target)

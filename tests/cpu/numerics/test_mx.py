@@ -1,7 +1,6 @@
 """Products with a power of two for each 32 numbers along K (OCP MX): fp4 and fp8, their scales in rows or shuffled, one
 at a time, in batches and in groups."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,8 @@ from tritongemm.codegen import render
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import Scaling
-from tritongemm.core.target import Target
-from tritongemm.export import launch_plans
 from tritongemm.numerics.scale_factors import in_rows
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
@@ -290,7 +286,7 @@ EMULATED = {
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, dtype: str, scales: str) -> None:
     """Odd sizes, factors over 2**20, memory operations landing as late as the code allows."""
-    emulate(tmp_path, of(dtype, scales, 37, 45, 330), EMULATED[arch], target_files.load_target(arch))
+    emulated.run_configs(tmp_path, of(dtype, scales, 37, 45, 330), EMULATED[arch], target_files.load_target(arch))
 
 
 IN_GEMV = (Config("gemv", 1, 8, 256, num_stages=1), Config("gemv", 4, 16, 256, split_k=2, num_stages=1))
@@ -314,18 +310,4 @@ def test_amd_gemv_batches_and_groups_run_in_an_emulator(
         problem, configs = of(dtype, scales, 3, 45, 330), IN_GEMV
     else:
         problem, configs = of(dtype, scales, 5, 45, 330, batch=3, shared="b" if kind == "shared" else ""), IN_BATCHES
-    emulate(tmp_path, problem, configs, target_files.load_target(arch))
-
-
-def emulate(folder: Path, problem: Problem, configs: tuple[Config, ...], target: Target) -> None:
-    plans = []
-    for i, config in enumerate(configs):
-        assert TRITON.check(config, problem, target), config.name
-        built, code, _ = TRITON.compile(TRITON.compile_job(config, problem, target))
-        assert built.status == "ok" and not built.spills, config.name
-        (folder / f"{i}.hsaco").write_bytes(code)
-        launch = TRITON.launch(replace(built, path=str(folder / f"{i}.hsaco")), problem, target)
-        assert isinstance(launch, Launch)
-        plans.append(folder / f"{i}.json")
-        plans[-1].write_text(json.dumps({**launch_plans.plan(launch, problem, target), "object": f"{i}.hsaco"}))
-    emulated.run_scaled(folder, *plans)
+    emulated.run_configs(tmp_path, problem, configs, target_files.load_target(arch))

@@ -1,6 +1,5 @@
 """Generated kernels that read B in AITER's order: in Triton's interpreter, in an emulator, and what they refuse."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from tests.support.interpreted import Interpreted
 from tests.support.tables import each
 from tritongemm.codegen import modules, render
 from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.target import Target
-from tritongemm.export import launch_plans
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
 from tritongemm.search_spaces import loader as target_files
@@ -152,18 +149,6 @@ def test_every_candidate_reads_complete_groups() -> None:
     assert render.kernel_facts(replace(one, b=one.b._replace(order="plain")), GFX942).pieces is None
 
 
-def plan(one: Problem, config: Config, target: Target, folder: Path, name: str) -> Path:
-    """A launch plan of a compiled config, with its code object beside it."""
-    built, code, _ = triton.compile(triton.compile_job(config, one, target))
-    assert built.status == "ok" and not built.spills, config.name
-    (folder / f"{name}.hsaco").write_bytes(code)
-    launch = triton.launch(replace(built, path=str(folder / f"{name}.hsaco")), one, target)
-    assert isinstance(launch, Launch)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps({**launch_plans.plan(launch, one, target), "object": f"{name}.hsaco"}))
-    return path
-
-
 @pytest.mark.emulator
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("case", ["bf16", "int8 row", "int8 group", "fp16", *(f"fp8 {s}" for s in SCALES), *MX_CASES])
@@ -176,5 +161,4 @@ def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, case: str) ->
     one = problem(dtype, scales, k=k, bias="n" if scales in ("", "row") else "none")
     configs = usable(one, target, EMULATED)
     assert len(configs) >= 5
-    plans = [plan(one, config, target, tmp_path, str(i)) for i, config in enumerate(configs)]
-    emulated.run_scaled(tmp_path, *plans)
+    emulated.run_configs(tmp_path, one, configs, target)

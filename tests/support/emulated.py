@@ -59,7 +59,7 @@ def run_scaled(folder: Path, *plans: Path) -> None:
 
 def run_configs(folder: Path, problem: Problem, configs: Sequence[Config], target: Target) -> None:
     """Compile configs of Triton's, none of which may spill, and execute the plans of their launches."""
-    triton, plans = registry.get(KernelBackend, "triton"), []
+    triton, plans = registry.get(KernelBackend, "triton"), list[Path]()
     for config in configs:
         assert triton.check(config, problem, target), config.name
         built, code, _ = triton.compile(triton.compile_job(config, problem, target))

@@ -15,8 +15,6 @@ from tests.support.tables import each
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import backend as ck_module
 from tritongemm.backends.ck import instances as ck_instances
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -303,21 +301,6 @@ def test_a_clang_without_its_bundler_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="needs clang-offload-bundler, which is not beside it"):
         hip_compiler.compiler.__wrapped__("gfx942")
-
-
-@pytest.mark.heavy  # test_cutlass.py has a compiler that refuses at once
-def test_a_compile_error_is_a_value(tmp_path: Path, headers: Path) -> None:
-    try:
-        hip_compiler.compiler("gfx942")
-    except UnavailableError as missing:
-        pytest.skip(str(missing))
-    compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
-    try:
-        built = compiler.build(ck.compile_job(Config.parse(SMALL), BF16, GFX942))
-    finally:
-        compiler.close()
-    assert built.status == "compile_failed"
-    assert "these are no headers" in built.reason
 
 
 def bundle(*entries: tuple[str, bytes]) -> bytes:

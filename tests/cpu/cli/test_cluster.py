@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +11,10 @@ import yaml
 
 from tests.support import fake_ray
 from tests.support.call_logs import line
-from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE, StandInGpu
+from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE
 from tritongemm.campaigns.driver import STAGES
 from tritongemm.cli import optimize, shell, tune
-from tritongemm.measure import cluster as cluster_gpus
 from tritongemm.measure.cluster import ClusterGpus
-from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, ScreenJob
 from tritongemm.report.page.time_to_quality import quality_over_time
 from tritongemm.results import history
 from tritongemm.tune import cluster
@@ -103,34 +100,6 @@ def test_a_campaign_measures_all_its_stages_on_a_cluster(
     other.write_text(re.sub(r'(?<="num_warps": )\d', lambda count: warps[count[0]], found))
     assert optimized(tmp_path, "--only", "merge", "--with", str(other)) == shell.DONE
     assert "raced again" in capsys.readouterr().err
-
-
-@pytest.mark.heavy  # measure/test_cluster.py loses GPUs quickly
-def test_a_campaign_whose_gpus_are_all_lost_goes_on_where_it_was(
-    ray: fake_ray.FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The stage does not count as done, though it has results; what is known is not tried again."""
-    screened, lost = list[str](), 2
-
-    def answered(self: StandInGpu, job: MeasureJob) -> Iterator[MeasureAnswer]:
-        for answer in answers(self, job):
-            yield answer
-            if isinstance(job, ScreenJob):
-                screened.append(job.setup.problem.key)
-                ray.lost |= {"one", "two"} if len(screened) > lost else set()
-
-    answers = StandInGpu.__call__
-    monkeypatch.setattr(cluster_gpus, "_FREE_SECONDS", 0.0)
-    monkeypatch.setattr(StandInGpu, "__call__", answered)
-    assert optimized(tmp_path) == shell.REFUSED
-    assert "error: --ray auto: no GPU of the cluster is left; what is done is kept" in capsys.readouterr().err
-    assert done(tmp_path) == ["configs"]
-    ray.lost.clear()
-    ray.held, lost = dict.fromkeys(ray.held, 0), 1 << 20
-    assert optimized(tmp_path) == shell.DONE and done(tmp_path) == list(STAGES)
-    entries = map(json.loads, (tmp_path / "tunings" / "tuned.yaml.journal").read_text().splitlines())
-    tried = [(str(e["problem"]), e["trial"]["config"], e["trial"]["stage"]) for e in entries if "trial" in e]
-    assert len(tried) == len(set(tried)) == 12, "two sizes, each with three that are screened and raced"
 
 
 def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(

@@ -1,11 +1,6 @@
 """`tritongemm optimize` from end to end on a machine without a GPU, and what it survives."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 # Small sizes, and the target with the smallest space, so that planning takes no time.
 LOG = "".join(line(m=16, n=n, k=16, count=n) for n in (16, 8, 5))
 SEARCH = ("-a", "gfx1100", "--population", "3", "--generations", "1", "--num_threads", "1")
-MAIN = "import sys; from tritongemm.cli import shell; sys.exit(shell.run('tritongemm.cli.optimize:main'))"
 
 
 def log_in(folder: Path) -> str:
@@ -127,34 +121,3 @@ def test_the_last_stages_need_a_gpu(
     assert "error: the benchmark measures, and no GPU" in capsys.readouterr().err
     assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == ["configs", "tune", "merge"]
     assert not (tmp_path / "tunings" / "results").exists()
-
-
-@pytest.mark.heavy  # campaigns that stop go on, and runs that are killed, in quick tests of each
-def test_kill_nine_and_go_on(tmp_path: Path, session_cache: Path) -> None:
-    """Killed while it tunes; the same command goes on from the journal, and tries nothing twice."""
-    log, journal = log_in(tmp_path), tmp_path / "tunings" / "tuned.yaml.journal"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", MAIN, log, "-o", str(tmp_path / "tunings"), *SEARCH]
-
-    def start() -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=tmp_path)
-
-    def trials() -> list[tuple[str, str, str]]:
-        text = journal.read_text() if journal.exists() else ""
-        entries = [json.loads(one) for one in text[: text.rfind("\n") + 1].splitlines()]
-        found = [(json.dumps(e["problem"]), e["trial"]) for e in entries if "trial" in e]
-        return [(problem, trial["config"], trial["stage"]) for problem, trial in found]
-
-    killed = start()
-    limit = time.monotonic() + 60
-    while killed.poll() is None and len(trials()) < 2 and time.monotonic() < limit:
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    state = json.loads((tmp_path / "tunings" / "campaign.json").read_text())
-    assert state["done"] in (["configs"], ["configs", "tune"], ["configs", "tune", "merge"])
-    out, err = start().communicate(timeout=90)
-    assert "configs: done already" in out + err
-    assert len(trials()) == len(set(trials())) == 12, "nine screened and three verified"
-    assert len(sizes.from_file(tmp_path / "tunings" / "merged.yaml", Defaults())) == 3

@@ -3,14 +3,16 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
 from tests.support.stores import TOOLS, record, take
 from tritongemm.campaigns import driver
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.device_load import CountedEvaluator
+from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.results.store import Store
@@ -44,6 +46,17 @@ class Run:
 
 def result(problem: Problem) -> Record:
     return record(problem, toolchain=TOOLS)
+
+
+def algorithm(index: int) -> Config:
+    """An algorithm of the vendor's library."""
+    return Config(f"Cijk_{index}", 0, 0, 0, 1, 1, 0, 0, (("index", index), ("version", 7)), "blaslt")
+
+
+def stored(problem: Problem, index: int, us: float = 5.0, **other: Any) -> Record:
+    """A result that such an algorithm won on an MI300X."""
+    facts = {"winner": "blaslt", "library": "torch", "library_seconds": 1e-5, "compute_units": 304, "spread": 0.0}
+    return replace(record(problem, us * 1e-6), config=algorithm(index), **{**facts, **other})
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, imports, place
 from tests.support import ROOT, forked
+from tests.support.tables import each
 from tritongemm.cli.arguments import COMMANDS
 
 LEVELS = {
@@ -116,26 +117,22 @@ def test_imports_go_down() -> None:
     check("imports go down", offenders, "the table in docs/architecture.md does not allow these imports")
 
 
-def test_libraries_stand_on_little() -> None:
-    """What serves imports them, and nothing else of what a person takes away."""
-    home, below = f"{PACKAGE}.export.library", {*ALLOWED["export"]} - {"codegen"}
-    lines = [line for module in FILES for line in imports(module)]
-    of_libraries = [line for line in lines if line.importer.startswith(home) and not line.imported.startswith(home)]
-    assert of_libraries and not [str(line) for line in of_libraries if place(line.imported) not in {*below, PACKAGE}]
-    served = [line for line in lines if place(line.importer) == "serving" and place(line.imported) == "export"]
-    assert served and not [str(line) for line in served if not line.imported.startswith(home)]
-
-
-def test_a_capture_stands_on_little() -> None:
-    """A program that is captured, and any that imports tritongemm, loads nothing else of what there is to tune."""
-    home = f"{PACKAGE}.workloads.capturing"
-    lines = [line for module in FILES for line in imports(module)]
-    of_captures = [line for line in lines if line.importer.startswith(home) and not line.imported.startswith(home)]
-    assert of_captures and not [
-        str(line) for line in of_captures if place(line.imported) not in {"core", "system", "operations", PACKAGE}
-    ]
-    of_the_package = [line for line in lines if line.importer == PACKAGE and place(line.imported) == "workloads"]
-    assert of_the_package and not [str(line) for line in of_the_package if not line.imported.startswith(home)]
+@each(
+    ("folder", "below", "importer"),
+    [
+        # What serves imports libraries, and nothing else of what a person takes away.
+        ("export.library", {*ALLOWED["export"]} - {"codegen"}, "serving"),
+        # A program that is captured, and any that imports tritongemm, loads nothing else of what there is to tune.
+        ("workloads.capturing", {"core", "system", "operations"}, PACKAGE),
+    ],
+)
+def test_libraries_and_captures_stand_on_little(folder: str, below: set[str], importer: str) -> None:
+    home, lines = f"{PACKAGE}.{folder}", [line for module in FILES for line in imports(module)]
+    own = [line for line in lines if line.importer.startswith(home) and not line.imported.startswith(home)]
+    assert own and not [str(line) for line in own if place(line.imported) not in {*below, PACKAGE}]
+    top = folder.partition(".")[0]
+    users = [line for line in lines if place(line.importer) == importer and place(line.imported) == top]
+    assert users and not [str(line) for line in users if not line.imported.startswith(home)]
 
 
 def test_a_package_can_be_drawn() -> None:

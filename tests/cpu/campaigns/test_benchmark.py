@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.stand_in_campaigns import algorithm, stored
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -23,7 +24,6 @@ from tritongemm.campaigns.stages.filter import DROPPED, FINAL, KEPT, LIBRARY, ru
 from tritongemm.campaigns.tables import GEMMS, SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct
 from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
@@ -41,16 +41,6 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 
 MACHINE = Machine(loader.load_target("gfx942"), "amd", (0, 1), "AMD Instinct MI300X", "")
 PROBLEMS = [Problem(16 * (i + 1), 64, 128, *matrices("bf16", layout="TN")) for i in range(5)]
-
-
-def algorithm(index: int) -> Config:
-    return Config(f"Cijk_{index}", 0, 0, 0, options=(("index", index), ("version", 7)), backend="blaslt")
-
-
-def stored(problem: Problem, index: int, **other: object) -> Record:
-    facts = {"spread": 0.0, "timer": "graph-events", "winner": "blaslt", "library": "torch", "library_seconds": 1e-5}
-    record = Record(problem, "gfx942", algorithm(index), seconds=5e-6, compute_units=304, **facts)  # type: ignore[arg-type]
-    return replace(record, **other)  # type: ignore[arg-type]
 
 
 class Device(FakeEvaluator):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.stand_in_campaigns import stored
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -19,7 +20,6 @@ from tritongemm.campaigns import merging
 from tritongemm.campaigns.campaign import MERGED, MeasuringTools
 from tritongemm.campaigns.merging import Conflict, RaceLog, merge_results, race_conflicts
 from tritongemm.campaigns.stages.benchmark import read_records
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
@@ -34,26 +34,6 @@ from tritongemm.system import settings
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
 PROBLEMS = [Problem(16 * (i + 1), 64, 128, *matrices("bf16", layout="TN")) for i in range(4)]
-
-
-def algorithm(index: int) -> Config:
-    return Config(
-        f"Cijk_{index}",
-        0,
-        0,
-        0,
-        num_warps=0,
-        num_stages=0,
-        options=(("index", index), ("version", 7)),
-        backend="blaslt",
-    )
-
-
-def stored(problem: Problem, index: int, us: float, **other: object) -> Record:
-    facts = {"spread": 0.0, "timer": "graph-events", "winner": "blaslt", "library": "torch", "library_seconds": 9e-6}
-    facts |= {"compute_units": 304, "toolchain": {"triton": "3.6.0"}}
-    record = Record(problem, "gfx942", algorithm(index), seconds=us * 1e-6, **facts)  # type: ignore[arg-type]
-    return replace(record, **other)  # type: ignore[arg-type]
 
 
 def write(path: Path, *records: Record) -> Path:

@@ -223,10 +223,7 @@ BATCHED_GEMV = "gemv__bm2__bn8__bk128__gm1__sk2__w4__s2"
 
 
 def write_batched(folder: Path, config: str, size: tuple[int, int, int], target: str, *options: str) -> Path:
-    m, n, k = map(str, size)
-    argv = ["-m", m, "-n", n, "-k", k, "--target", target, "-o", str(folder), "--num_threads", "1", "--config", config]
-    assert launch_plan.main([*argv, *options]) == 0
-    (path,) = folder.glob("plan_*.json")
+    (path,) = write(folder, "--config", config, *options, size=size, target=target)
     return path
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cpu.formats.test_aiter import read
+from tests.cpu.formats.test_aiter import save as written
 from tests.support.tables import each
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, RemarkWarning
-from tritongemm.core.format_row import Defaults, FormatRow
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
@@ -19,16 +21,6 @@ BEST = Record(
     Problem(16, 512, 4096, *matrices("bf16", layout="TN")), "sm90", Config("tile", 16, 16, 16), "triton",
     5e-6, 0.01, "events", library="torch", library_seconds=9e-6, compute_units=132,
 )  # fmt: skip
-
-
-def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
-    return registry.get(TunerFormat, "aiter").read(Path(name), text, Defaults(family=family))
-
-
-def written(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of a file after results were written to it, and what was lost."""
-    found = registry.get(TunerFormat, "aiter").translate(records, {"": text})
-    return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
 
 @each(

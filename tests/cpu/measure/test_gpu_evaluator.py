@@ -41,6 +41,7 @@ CONFIGS = [Config("heuristic", n, 0, 0, backend="blaslt") for n in (1, 2, 3)]
 ARTIFACTS = [Artifact(c, "") for c in CONFIGS]
 
 Answer = Callable[[MeasureJob], Iterator[MeasureAnswer]]
+Answering = Callable[[Answer], list[MeasureJob]]
 
 
 @pytest.fixture
@@ -48,16 +49,21 @@ def gpu() -> GpuEvaluator:
     return GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 5)
 
 
-def answering(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[MeasureJob]:
-    """The jobs that the process is sent; `answer` stands for the process."""
-    jobs: list[MeasureJob] = []
+@pytest.fixture
+def answering(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> Answering:
+    """Has an answer stand for the process, and returns the jobs that it is sent."""
 
-    def ask(job: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
-        jobs.append(job)
-        yield from answer(job)
+    def stand_in(answer: Answer) -> list[MeasureJob]:
+        jobs: list[MeasureJob] = []
 
-    monkeypatch.setattr(gpu._process, "ask", ask)
-    return jobs
+        def ask(job: MeasureJob, timeout: float) -> Iterator[MeasureAnswer]:
+            jobs.append(job)
+            yield from answer(job)
+
+        monkeypatch.setattr(gpu._process, "ask", ask)
+        return jobs
+
+    return stand_in
 
 
 def configs_of(job: MeasureJob) -> list[Config]:
@@ -69,14 +75,28 @@ def samples_of(configs: Sequence[Config]) -> RaceSamples:
     return RaceSamples({c.name: [1.0] for c in configs})
 
 
-def test_the_gpu_process_is_asked_for_what_a_library_has(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+def passed(config: Config) -> Trial:
+    return Trial(config, "ok", samples=(1.0,))
+
+
+def answers(job: MeasureJob, trial: Callable[[Config], Trial] = passed) -> Iterator[MeasureAnswer]:
+    """Trials of all candidates, and of a race its samples."""
+    yield READY
+    yield from map(trial, configs_of(job))
+    if isinstance(job, RaceJob):
+        yield samples_of(configs_of(job))
+
+
+def test_the_gpu_process_is_asked_for_what_a_library_has(
+    gpu: GpuEvaluator, answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         yield READY
         if len(jobs) == 2:
             raise WorkerError("UnavailableError: no library")
         yield Algorithms((CONFIGS[0],))
 
-    jobs = answering(gpu, monkeypatch, answer)
+    jobs = answering(answer)
     monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
     assert gpu.list_algorithms(SIZE, "blaslt", 9) == [CONFIGS[0]]
     (job,) = jobs
@@ -90,58 +110,42 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(gpu: GpuEvaluator, monk
 
 
 def test_a_library_is_not_asked_for_what_it_does_not_compute(
-    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+    gpu: GpuEvaluator, answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cuBLASLt would list algorithms for one product of a grouped problem's sizes."""
-    jobs = answering(gpu, monkeypatch, lambda job: iter([READY, Algorithms((CONFIGS[0],))]))
+    jobs = answering(lambda job: iter([READY, Algorithms((CONFIGS[0],))]))
     monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
     with pytest.raises(UnavailableError, match="computes single and batched products, not grouped ones"):
         gpu.list_algorithms(replace(SIZE, groups=Groups(4)), "blaslt", 9)
     assert not jobs
 
 
-def test_a_library_launches_its_algorithms_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
-        yield READY
-        yield from (Trial(c, "ok", samples=(1.0,)) for c in configs_of(job))
-
-    jobs = answering(gpu, monkeypatch, answer)
+def test_a_library_launches_its_algorithms_itself(gpu: GpuEvaluator, answering: Answering) -> None:
+    jobs = answering(answers)
     (trial,) = gpu.screen(SIZE, ARTIFACTS[:1], 1.5)
     (job,) = jobs
     assert isinstance(job, ScreenJob) and trial.config == CONFIGS[0] and job.best_s == 1.5
     assert [(c.config, c.launch) for c in job.candidates] == [(CONFIGS[0], None)]
 
 
-def test_each_candidate_is_verified_by_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
-        yield READY
-        yield from (Trial(c, "ok", stage="final", error=0.0) for c in configs_of(job))
-
-    jobs = answering(gpu, monkeypatch, answer)
+def test_each_candidate_is_verified_by_itself(gpu: GpuEvaluator, answering: Answering) -> None:
+    jobs = answering(answers)
     trials = list(gpu.verify(SIZE, ARTIFACTS))
     assert [t.config for t in trials] == CONFIGS and {t.timer for t in trials} == {"graph-events"}
-    assert all(isinstance(job, VerifyJob) for job in jobs) and [configs_of(job) for job in jobs] == [
-        [c] for c in CONFIGS
-    ]
+    assert all(isinstance(job, VerifyJob) for job in jobs)
+    assert [configs_of(job) for job in jobs] == [[c] for c in CONFIGS]
 
 
-def test_a_candidate_without_a_launch_or_that_raises_costs_itself(
-    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configs = [Config("heuristic", i, 0, 0, backend="blaslt") for i in range(1, 4)]
+def test_a_candidate_without_a_launch_or_that_raises_costs_itself(gpu: GpuEvaluator, answering: Answering) -> None:
     unlaunched = Config("tile", 16, 16, 16)
 
-    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
-        yield READY
-        for config in configs_of(job):
-            if config == configs[1]:
-                raise WorkerError("ValueError: what the binding makes of it")
-            yield Trial(config, "ok", samples=(1.0,))
-        if isinstance(job, RaceJob):
-            yield samples_of(configs_of(job))
+    def trial(config: Config) -> Trial:
+        if config == CONFIGS[1]:
+            raise WorkerError("ValueError: what the binding makes of it")
+        return passed(config)
 
-    answering(gpu, monkeypatch, answer)
-    built = [Artifact(unlaunched, "", status="compile_failed", reason="no code"), *(Artifact(c, "") for c in configs)]
+    answering(lambda job: answers(job, trial))
+    built = [Artifact(unlaunched, "", status="compile_failed", reason="no code"), *ARTIFACTS]
     for trials in (list(gpu.screen(SIZE, built, 1.0)), gpu.race(SIZE, built, "").trials):
         found = {t.config.block_m: (t.status, t.reason) for t in trials}
         assert found == {
@@ -153,7 +157,7 @@ def test_a_candidate_without_a_launch_or_that_raises_costs_itself(
 
 
 def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
-    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+    gpu: GpuEvaluator, answering: Answering
 ) -> None:
     """It is tried in a new process, more often if a program killed it; then the size fails, not its candidates."""
     faults: list[Exception] = [WorkerDied("signal SIGKILL")]
@@ -161,10 +165,9 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         if faults:
             raise faults.pop(0)
-        yield READY
-        yield from (Trial(c, "ok", samples=(1.0,)) for c in configs_of(job))
+        yield from answers(job)
 
-    jobs = answering(gpu, monkeypatch, answer)
+    jobs = answering(answer)
     assert [t.status for t in gpu.screen(SIZE, ARTIFACTS[:2], 1.0)] == ["ok", "ok"] and len(jobs) == 2
     killed = WorkerDied("signal SIGKILL", from_outside=True)
     faults += [killed, killed]
@@ -210,7 +213,7 @@ def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: 
     assert [t.status for t in found] == ["timeout", "ok"] and found[0].reason == "no answer within 6 s; killed"
 
 
-def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, answering: Answering) -> None:
     """The process names the entry that warms up; after that none is to blame, and the race is tried again."""
     late = [WorkerTimeout("no answer")] * 2
 
@@ -226,14 +229,14 @@ def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, monkeypatch: pyte
             raise late.pop()
         yield samples_of(configs_of(job))
 
-    answering(gpu, monkeypatch, answer)
+    answering(answer)
     final = gpu.race(SIZE, ARTIFACTS, "torch")
     assert final.samples.keys() == {CONFIGS[0].name, CONFIGS[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
     assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"
 
 
-def test_who_hangs_in_the_rounds_is_found_at_the_second_try(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hangs_in_the_rounds_is_found_at_the_second_try(gpu: GpuEvaluator, answering: Answering) -> None:
     """Naming each sample's runner costs time, so it begins after a death that no one can be blamed for."""
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
@@ -248,14 +251,14 @@ def test_who_hangs_in_the_rounds_is_found_at_the_second_try(gpu: GpuEvaluator, m
                 raise WorkerTimeout("no answer")
         yield samples_of(configs_of(job))
 
-    jobs = answering(gpu, monkeypatch, answer)
+    jobs = answering(answer)
     final = gpu.race(SIZE, ARTIFACTS, "torch")
     assert [isinstance(job, RaceJob) and job.names_runners for job in jobs] == [False, True, True]
     assert final.samples.keys() == {CONFIGS[0].name, CONFIGS[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
 
 
-def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, answering: Answering) -> None:
     """No candidate leaves the race for it; it is given up when it hangs every time."""
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
@@ -264,7 +267,7 @@ def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, monkeypatch
         yield NowRacing(BASELINE_ENTRY)
         raise WorkerTimeout("no answer")
 
-    jobs = answering(gpu, monkeypatch, answer)
+    jobs = answering(answer)
     with pytest.raises(TritonGemmError, match="the final race ended 3 times: no answer within 5 s"):
         gpu.race(SIZE, ARTIFACTS, "torch")
     assert [len(configs_of(job)) for job in jobs] == [3, 3, 3]
@@ -272,22 +275,18 @@ def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, monkeypatch
 
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_process_that_others_kill_is_no_fault_of_the_candidate(
-    gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, deaths: int
+    gpu: GpuEvaluator, answering: Answering, deaths: int
 ) -> None:
     """It is tried again once; if it is killed once more, a later run tries it again."""
     left: list[int] = []
 
-    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
-        yield READY
-        for config in configs_of(job):
-            if config == CONFIGS[1] and left:
-                left.pop()
-                raise WorkerDied("signal SIGKILL", from_outside=True)
-            yield Trial(config, "ok", samples=(1.0,))
-        if isinstance(job, RaceJob):
-            yield samples_of(configs_of(job))
+    def trial(config: Config) -> Trial:
+        if config == CONFIGS[1] and left:
+            left.pop()
+            raise WorkerDied("signal SIGKILL", from_outside=True)
+        return passed(config)
 
-    answering(gpu, monkeypatch, answer)
+    answering(lambda job: answers(job, trial))
     for measure in (lambda: gpu.screen(SIZE, ARTIFACTS, 1.0), lambda: gpu.race(SIZE, ARTIFACTS, "").trials):
         left[:] = range(deaths)
         trials = {t.config: t for t in measure()}
@@ -297,7 +296,7 @@ def test_a_process_that_others_kill_is_no_fault_of_the_candidate(
 
 
 @pytest.mark.parametrize("end", [WorkerDied("exit status 1"), WorkerTimeout("no answer")])
-def test_a_fault_costs_no_other(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, end: Exception) -> None:
+def test_a_fault_costs_no_other(gpu: GpuEvaluator, answering: Answering, end: Exception) -> None:
     """Even where the process does not manage to end after it."""
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
@@ -310,6 +309,6 @@ def test_a_fault_costs_no_other(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPat
         if isinstance(job, RaceJob):
             yield samples_of(configs_of(job))
 
-    answering(gpu, monkeypatch, answer)
+    answering(answer)
     for trials in (gpu.screen(SIZE, ARTIFACTS, 1.0), gpu.race(SIZE, ARTIFACTS, "").trials):
         assert {t.config.block_m: t.status for t in trials} == {1: "crashed", 2: "ok", 3: "ok"}

@@ -89,18 +89,14 @@ def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.M
 TILE = "M: 16, N: 16, K: 16, BLOCK_SIZE_M: {}, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16"
 
 
-def test_a_kernel_of_another_backend_may_have_no_tile(tmp_path: Path) -> None:
+@each(("backend", "block_m", "stages"), [(", backend: torch", 0, 0), ("", 16, 2)])
+def test_tiles_of_other_backends_and_stages_of_an_older_triton(
+    tmp_path: Path, backend: str, block_m: int, stages: int
+) -> None:
     path = tmp_path / "rows.yaml"
-    path.write_text(f"- {{{TILE.format(0)}, backend: torch, num_stages: 0}}\n")
+    path.write_text(f"- {{{TILE.format(block_m)}{backend}, num_stages: 0}}\n")
     (row,) = sizes.from_file(path, Defaults())
-    assert row.config and (row.config.block_m, row.config.num_stages) == (0, 0)
-
-
-def test_stages_of_an_older_triton(tmp_path: Path) -> None:
-    path = tmp_path / "rows.yaml"
-    path.write_text(f"- {{{TILE.format(16)}, num_stages: 0}}\n")
-    (row,) = sizes.from_file(path, Defaults())
-    assert row.config and row.config.num_stages == 2
+    assert row.config and (row.config.block_m, row.config.num_stages) == (block_m, stages)
 
 
 WIDE = Problem(1, 6144, 4096, *matrices("bf16", layout="TN"))

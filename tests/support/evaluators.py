@@ -1,6 +1,8 @@
 """One stand-in for a GPU that tests give to whatever needs an evaluator."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
@@ -105,3 +107,14 @@ def require_launch(evaluator: FakeEvaluator, problem: Problem, artifact: Artifac
 def passed(self: OfflineEvaluator, problem: Problem, config: Config) -> Trial:
     """Stands in for `OfflineEvaluator._interpret`: the interpreter is not run and finds every result right."""
     return Trial(config, "ok", stage="final", error=0.0, tolerance=1e-3)
+
+
+class Waiting(FakeEvaluator):
+    """A device of which each race waits for one of another device."""
+
+    both: threading.Barrier
+
+    def race(self, *args: Any, **more: Any) -> RaceResult:
+        """Race when the other does."""
+        self.both.wait()
+        return super().race(*args, **more)

@@ -6,6 +6,9 @@ from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 
+AITER_HEADER = (
+    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+)
 REVISION = (100100 << 32) + 0xBF2C3184  # of hipBLASLt
 
 

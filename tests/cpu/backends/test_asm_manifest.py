@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cpu.backends.test_asm import BF16, PLAIN, write
 from tests.support import DATA
 from tests.support.tables import each
 from tritongemm.backends.asm import manifest, param_layout
@@ -12,15 +13,8 @@ from tritongemm.core.errors import InputError
 from tritongemm.system import reading
 
 FIELD = DATA / "aiter/hsa"
-BF16 = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
 I8 = "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n"
 FP4 = "tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name\n"
-PLAIN = "_ZN5aiter37bf16gemm_fp32bf16_tn_32x64_pf3_splitkE"
-
-
-def write(folder: Path, text: str) -> Path:
-    (folder / "kernels.csv").write_text(text)
-    return folder / "kernels.csv"
 
 
 @each(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.evaluators import FakeEvaluator
+from tests.support.evaluators import FakeEvaluator, Waiting
 from tests.support.stand_in_campaigns import stored
 from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
@@ -125,13 +125,7 @@ def test_what_a_race_does_not_measure_stays(raced: Any) -> None:
 
 def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Path, raced: Any) -> None:
     """Each of the two by a device of its own, which waits for the other; no devices without a conflict."""
-    both = threading.Barrier(2, timeout=20)
-
-    class Waiting(FakeEvaluator):
-        def race(self, *args: Any, **more: Any) -> RaceResult:
-            both.wait()
-            return super().race(*args, **more)
-
+    Waiting.both = threading.Barrier(2, timeout=20)
     gpus = [Waiting(seconds=lambda config: config.option("index") * 1e-6) for _ in range(3)]
     merged = merge_results(*sources, tmp_path / "out.yaml", lambda conflicts: raced(conflicts, *gpus))
     assert indices(tmp_path / "out.yaml") == {32: 1, 16: 1, 48: 1, 64: 2}

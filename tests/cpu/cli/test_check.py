@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.evaluators import FakeEvaluator
+from tests.support.evaluators import FakeEvaluator, Waiting
 from tests.support.stores import TOOLS
 from tritongemm.cli import check as command
 from tritongemm.cli import library as library_command
@@ -140,12 +140,7 @@ def test_all_devices_repair(
     results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each of the two rows by a device of its own, which waits for the other."""
-    both = threading.Barrier(2, timeout=20)
-
-    class Waiting(FakeEvaluator):
-        def race(self, *args: Any, **more: Any) -> RaceResult:
-            both.wait()
-            return super().race(*args, **more)
+    Waiting.both = threading.Barrier(2, timeout=20)
 
     @contextmanager
     def devices(here: Machine, timeout: float) -> Iterator[Sequence[Evaluator]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.foreign_rows import AITER_HEADER as HEADER
 from tests.support.stores import ONE, TWO, record, rows, take
 from tests.support.tables import each
 from tritongemm.cli import convert
@@ -21,9 +22,6 @@ from tritongemm.system import locks
 from tritongemm.tune.requested_run import TuningStopped, merging
 from tritongemm.workloads import sizes
 
-HEADER = (
-    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
-)
 SIZE = "False,torch.bfloat16,torch.bfloat16,False,False"
 H200: dict[str, Any] = {"target": "sm90", "compute_units": 132}
 TORCH = f"gfx942,304,16,512,4096,{SIZE},torch,0,0,9.0,native,0.0,7.46,482.42"

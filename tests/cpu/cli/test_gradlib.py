@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import raising
+from tests.support.foreign_rows import AITER_HEADER as TUNED
 from tritongemm.cli import gradlib, shell, tune
 from tritongemm.core.errors import InputError
 from tritongemm.core.protocol import MeasureProtocol
@@ -19,9 +20,6 @@ from tritongemm.workloads import sizes
 
 HEADER = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
 LINE = "16,64,64,False,torch.bfloat16,torch.bfloat16,False,False"
-TUNED = (
-    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
-)
 
 
 @pytest.fixture

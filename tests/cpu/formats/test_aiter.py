@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.foreign_rows import AITER_HEADER as BF16
 from tests.support.tables import each
 from tritongemm.backends.asm import backend as asm
 from tritongemm.core.config import Config
@@ -18,9 +19,6 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, TunerFormat
 from tritongemm.search_spaces import loader
 
-BF16 = (
-    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
-)
 ASM = "_ZN5aiter39bf16gemm_fp32bf16_tn_64x64_splitk_cleanE"
 TENSILE = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x256_MI16x16x1_GSU2_SN"
 OLDER = "M,N,K,bias,dtype,outdtype,scaleAB"

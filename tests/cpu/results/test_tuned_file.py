@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.foreign_rows import AITER_HEADER as HEADER
 from tests.support.stores import record, take
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
@@ -23,9 +24,6 @@ from tritongemm.search_spaces import loader
 from tritongemm.search_spaces.loader import load_target
 
 ASM = "_ZN5aiter24bf16gemm_bf16_tn_256x256E"
-HEADER = (
-    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
-)
 TYPES = "False,torch.bfloat16,torch.bfloat16,False,False"
 THERE = f"gfx942,304,16,512,4096,{TYPES},flydsl,7,0,8.0,flydsl_bf16_x,0.0,1.0,1.0"
 WIDE, TALL = (Problem(m, 512, 4096, *matrices("bf16", layout="TN")) for m in (16, 4096))

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.processes import becomes_true, is_running
 from tritongemm.tune import search_processes
 
 SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * search_processes.FEW_PROBLEMS))
@@ -58,22 +57,6 @@ def children(parent: int) -> list[int]:
         if int(its_parent) == parent and state != "Z":
             found.append(int(entry.parent.name))
     return found
-
-
-def becomes_true(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether something holds within some seconds; ten are the longest that a process may outlive its run."""
-    limit = time.monotonic() + seconds
-    while not holds() and time.monotonic() < limit:
-        time.sleep(0.02)
-    return holds()
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped by init does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(

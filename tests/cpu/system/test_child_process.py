@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT, raising
+from tests.support.processes import becomes_true, is_running
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.errors import UnavailableError
@@ -33,22 +34,6 @@ def child() -> Iterator[WorkerProcess]:
         one = WorkerProcess(ROLE, {"TOY_SETTING": "blue"})
         yield one
         one.kill()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped by init does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def becomes_true(holds: Callable[[], bool]) -> bool:
-    """Whether something holds within ten seconds."""
-    limit = time.monotonic() + 10
-    while not holds() and time.monotonic() < limit:
-        time.sleep(0.01)
-    return holds()
 
 
 def test_answers_come_in_order_from_one_process(child: WorkerProcess) -> None:
@@ -120,10 +105,10 @@ def test_a_hang_is_killed_with_what_it_started(child: WorkerProcess, tmp_path: P
     answers = child.ask(("hang", str(note)), 0.3)
     next(answers)
     own, grandchild = map(int, note.read_text().split())
-    assert alive(own) and alive(grandchild)
+    assert is_running(own) and is_running(grandchild)
     with pytest.raises(WorkerTimeout, match=r"no answer within 0\.3 s"):
         next(answers)
-    assert becomes_true(lambda: not alive(own) and not alive(grandchild))
+    assert becomes_true(lambda: not is_running(own) and not is_running(grandchild))
     assert list(child.ask(("count", 1), 60)) == [0]
 
 
@@ -150,7 +135,7 @@ def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
         [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     pid = int(done.stdout)
-    assert becomes_true(lambda: not alive(pid))
+    assert becomes_true(lambda: not is_running(pid))
 
 
 def test_it_ends_with_its_parent_in_the_middle_of_a_request(tmp_path: Path) -> None:
@@ -165,7 +150,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_request(tmp_path: Path) -> N
     parent.kill()
     parent.wait()
     own, tool = map(int, note.read_text().split())
-    assert becomes_true(lambda: not alive(own) and not alive(tool))
+    assert becomes_true(lambda: not is_running(own) and not is_running(tool))
 
 
 def test_it_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:

@@ -6,28 +6,20 @@ from typing import Any
 
 import pytest
 
+from tests.cpu.workloads import test_model_sizes as model_sizes
 from tests.support.model_configs import without_transformers  # noqa: F401
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.formats import Defaults
 from tritongemm.workloads.model_sizes import ModelSizes, from_model
 
-DEEPSEEK_V3: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "first_k_dense_replace": 3,
-    "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1, "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 128,
-    "num_hidden_layers": 61, "num_key_value_heads": 128, "q_lora_rank": 1536, "num_experts_per_tok": 8,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "torch_dtype": "bfloat16", "v_head_dim": 128,
+DEEPSEEK_V3: dict[str, Any] = model_sizes.DEEPSEEK_V3 | {
+    "num_experts_per_tok": 8, "num_nextn_predict_layers": None,
     "quantization_config": {
         "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
     },
-    "vocab_size": 129280,
 }  # fmt: skip
-GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "head_dim": 64, "hidden_size": 2880,
-    "intermediate_size": 2880, "num_attention_heads": 64, "num_hidden_layers": 36, "num_key_value_heads": 8,
-    "num_experts_per_tok": 4, "num_local_experts": 128, "torch_dtype": "bfloat16", "vocab_size": 201088,
-}  # fmt: skip
+GPT_OSS = model_sizes.GPT_OSS | {"num_experts_per_tok": 4}
 
 
 def sizes_of(folder: Path, config: object, defaults: Defaults | None = None) -> ModelSizes:

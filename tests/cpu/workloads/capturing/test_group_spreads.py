@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tritongemm
+from tests.cpu.workloads.capturing.test_capture import Graph
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import matrices
 from tritongemm.workloads import sizes
@@ -102,11 +103,6 @@ def test_a_program_says_how_its_rows_are_spread(tmp_path: Path) -> None:
 
 
 def test_a_graph_keeps_what_it_writes_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Graph:
-        def capture_begin(self) -> None: ...
-        def capture_end(self) -> None: ...
-        def replay(self) -> None: ...
-
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     graph: Any = Graph()
     with tritongemm.capture(tmp_path / "shapes.yaml"):

@@ -1,15 +1,12 @@
 """The kernels of records are loaded as their backends say; a backend that was put beside the others serves calls."""
 
-import ctypes
 import shutil
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,6 +21,7 @@ from tests.support.linear_layers import (
     run_on_cpu,
     stand_in_device,
 )
+from tests.support.serve_library import HostFunction
 from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
@@ -47,27 +45,6 @@ from tritongemm.system import settings
 TOY = "toy_backend"
 OTHER = Config("one", 0, 0, 0, backend="library")
 SM90 = loader.load_target("sm90", compute_units=132)
-
-
-class HostFunction:
-    """Stands in for a loaded function of three matrices and their sizes; multiplies on the host."""
-
-    attributes: dict[str, int] = {}  # noqa: RUF012
-
-    def prepare(self, *arguments: Any) -> "HostFunction":
-        self.params = bytearray(arguments[3])
-        return self
-
-    def described(self) -> None:
-        raise ValueError("Python computes it")
-
-    refuse = None
-
-    def launch(self, stream: int) -> None:
-        *addresses, m, n, k = struct.unpack("<3Q3i", self.params)
-        sizes = zip(addresses, (m * k, k * n, m * n), strict=True)
-        a, b, c = (np.ctypeslib.as_array((ctypes.c_float * count).from_address(at)) for at, count in sizes)
-        c[:] = (a.reshape(m, k) @ b.reshape(n, k).T).ravel()
 
 
 class HostDriver(StandInDriver):

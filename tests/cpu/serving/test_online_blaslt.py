@@ -1,7 +1,5 @@
 """Algorithms of the BLASLt libraries tried while a program runs, on stand-ins that compute on the host."""
 
-import ctypes
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -9,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.fakes.blaslt_library import stand_in
 from tests.support.linear_layers import problem, run_on_cpu, stand_in_device
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.core.served_call import CallSignature
 from tritongemm.hip_ext.blaslt import library as blaslt_library
-from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend
 from tritongemm.serving.launching import FastCall
@@ -28,15 +26,10 @@ def vendor(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, blaslt_libraries: Path, tmp_path: Path
 ) -> Iterator[str]:
     """Whose library there is."""
-    made = shutil.copy(blaslt_libraries / f"{request.param}.so", tmp_path / "blaslt.so")
-    library = blaslt_library.Library(blaslt_tables.TABLES[request.param], ctypes.CDLL(str(made)))
-    monkeypatch.setattr(blaslt_library, "open_library", lambda vendor: library)
-    monkeypatch.setattr(blaslt, "vendor", lambda: request.param)
-    monkeypatch.setattr(blaslt, "_stream", lambda device: 0)
     run_on_cpu(monkeypatch)
-    yield request.param
-    blaslt._planned.cache_clear()
-    blaslt._workspace.cache_clear()
+    with stand_in(blaslt_libraries, request.param, tmp_path) as library:
+        monkeypatch.setattr(blaslt_library, "open_library", lambda vendor: library)
+        yield request.param
 
 
 class LaterIsFaster:

@@ -1,4 +1,4 @@
-"""What tests ask of processes that they started or killed."""
+"""What tests read of other processes."""
 
 import time
 from collections.abc import Callable

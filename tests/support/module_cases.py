@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from tests.support.kernel_cases import (
     DESCRIBED,
     FRAGMENTS,
+    FRAGMENTS_OF_GROUPS,
     GLUON,
     GROUPED,
     MX_BATCHED,
@@ -116,6 +117,9 @@ CASES = {
     ),
     "fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1"), (*MX_GEMV, *MX_BATCHED), True),
     "int4 in fragments": ModuleCase(_fragments("int4", "weight_64_zeros"), (*FRAGMENTS, WS_FRAGMENTS, WS_DIRECT)),
+    "groups of int4 in fragments": ModuleCase(
+        replace(_fragments("int4", "weight_64_zeros"), groups=_GROUPS), FRAGMENTS_OF_GROUPS
+    ),
     "fp4 in fragments": ModuleCase(_fragments("fp4e2m1", "weight_mx"), FRAGMENTS),
     "grouped fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1", groups=_GROUPS), MX_GROUPED, True),
 }

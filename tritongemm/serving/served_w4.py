@@ -1,7 +1,7 @@
 """Layers of other libraries with weights of four bits, converted once, that `linear_w4` or `fused_moe` computes."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Operand, Problem
-from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, Scaling
+from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH
 from tritongemm.numerics.computable_families import in_fastest_order
 from tritongemm.operations.four_bit_weights import (
     PackedWeight,
@@ -139,8 +139,7 @@ def choose(
         zeros = " and zero points" if made.zeros else ""
         if not session.is_running():
             return f"no row of int4 for N={n}, K={k} with groups of {made.depth}{zeros}"
-        a = Operand(DTYPE_NAMES[own])
-        order = in_fastest_order(Problem(1, n, k, a, stored, a), _arch(packed.weight)).b.order
+        order = _captured_order(sizes, stored, packed.weight)
         return packed if order == PLAIN else pack(own, order)
     of_type = {b: count for b, count in fitting.items() if b.scaling == made}
     ((chosen, _),) = Counter(of_type or fitting).most_common(1)
@@ -180,7 +179,8 @@ def pack_experts(
         InputError: the weights can't be converted.
     """
     _, powers = GRANULARITIES["weight_mx"]
-    order = common_order(rows, [(w, powers) for w in (gate_up[0], down[0])])
+    b = Operand("fp4e2m1", row_major=False, scaling=powers)
+    order = common_order(rows, [(w, b) for w in (gate_up[0], down[0])])
     if order is None:
         return _without_rows("mxfp4", gate_up[0], down[0])
     first = [None if each is None else torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in gate_up]
@@ -208,8 +208,9 @@ def pack_int4_experts(rows: _Rows, packs: Sequence[Callable[..., PackedWeight]],
         k = 2 * one.weight.shape[2]
         if depth_of(group if group > 0 else k) != k // one.scale.shape[1]:
             raise InputError(f"its factors are not for groups of {group}")
-    stored = [read_weight(one.weight[0], one.scale[0], one.scale.dtype, PLAIN).scaling for one in packed]
-    order = common_order(rows, [(one.weight, scaling) for one, scaling in zip(packed, stored, strict=True)])
+    order = common_order(
+        rows, [(one.weight, read_weight(one.weight[0], one.scale[0], one.scale.dtype, PLAIN)) for one in packed]
+    )
     if order is None:
         return _without_rows("int4", *(one.weight for one in packed))
     return _experts(packed if order == PLAIN else [pack(order=order) for pack in packs], None)
@@ -226,17 +227,29 @@ def _without_rows(kind: str, *weights: Tensor) -> str:
     return f"no rows of one order for {weights[0].shape[0]} experts of {kind} of {sizes}"
 
 
-def common_order(rows: _Rows, weights: Iterable[tuple[Tensor, Scaling | None]]) -> str | None:
-    """Return the order in which most rows read both weights of experts, bytes [experts, N, K / 2] with factors of a
-    granularity; None where no row reads one, unless a capture is under way.
+def common_order(rows: _Rows, weights: Sequence[tuple[Tensor, Operand]]) -> str | None:
+    """Return the order in which most rows read both weights of experts, bytes [experts, N, K / 2], as B of these types.
+
+    Without such rows it is None, or while a capture is under way the fastest that is known.
     """
-    found = [
+    found: list[Counter[str]] = [
         Counter({b.order: n for (*extents, b), n in rows.items()
-                 if (*extents, b.scaling) == (*w.shape[:2], 2 * w.shape[2], scaling)})
-        for w, scaling in weights
+                 if (*extents, b._replace(order=PLAIN)) == (*w.shape[:2], 2 * w.shape[2], of)})
+        for w, of in weights
     ]  # fmt: skip
-    ((order, _),) = (found[0] & found[1]).most_common(1) or ((PLAIN if session.is_running() else None, 0),)
-    return order
+    if most := (found[0] & found[1]).most_common(1):
+        ((order, _),) = most
+        return order
+    if not session.is_running():
+        return None
+    orders = {_captured_order((w.shape[1], 2 * w.shape[2]), of, w) for w, of in weights}
+    return orders.pop() if len(orders) == 1 else PLAIN
+
+
+def _captured_order(sizes: tuple[int, int], b: Operand, weight: Tensor) -> str:
+    """Return the order in which kernels of a weight's GPU read it, of this N and K, the fastest, as far as is known."""
+    a = Operand("fp16" if b.scaling and b.scaling.dtype == "fp16" else "bf16")
+    return in_fastest_order(Problem(1, *sizes, a, b, a), _arch(weight)).b.order
 
 
 def _unswizzled(module: Any, name: str) -> tuple[Tensor, Tensor]:

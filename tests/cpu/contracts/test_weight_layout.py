@@ -52,7 +52,8 @@ def test_only_what_divides_is_stored_in_the_fastest_order(layout: WeightLayout, 
     plain = replace(problem, b=problem.b._replace(order=PLAIN))
     for arch in layout.fastest_on:
         assert in_fastest_order(plain, arch) == problem
-        assert in_fastest_order(replace(plain, groups=Groups(4)), arch).b.order == PLAIN
+        assert in_fastest_order(replace(plain, groups=Groups(4)), arch).b == problem.b
+        assert in_fastest_order(replace(plain, batch=4), arch).b.order == PLAIN
         assert in_fastest_order(replace(plain, n=problem.n + 1), arch).b.order == PLAIN
     assert in_fastest_order(plain, "gfx942") == plain
 

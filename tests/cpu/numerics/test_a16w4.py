@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.interpreted import Interpreted
-from tests.support.kernel_cases import FRAGMENTS, GFX942, SM90
+from tests.support.kernel_cases import FRAGMENTS, FRAGMENTS_OF_GROUPS, GFX942, SM90
 from tests.support.lent_processes import LentProcess
 from tritongemm.codegen import modules
 from tritongemm.codegen.geometry import unmet_need
@@ -92,6 +92,8 @@ def in_order(problem: Problem, order: str) -> Problem:
         pytest.param(FP8.problem(MX, "block_rows_weight_mx"), SM90, marks=pytest.mark.heavy),
         pytest.param(replace(FP4, groups=GROUPS), SM90, marks=pytest.mark.heavy),
         (replace(IN_FRAGMENTS, bias="n"), SM90),
+        (replace(in_order(IN_GROUPS, "fragments"), n=48), SM90),
+        (replace(in_order(FP4, "fragments"), n=48, groups=replace(GROUPS, room=11)), SM90),
         (replace(in_order(FAMILY.problem(FP16, "weight_64_zeros_fp16"), "fragments"), n=48), SM90),
         pytest.param(
             replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "fragments"), n=48, batch=2),
@@ -105,7 +107,8 @@ def in_order(problem: Problem, order: str) -> Problem:
     ids=lambda case: case.key if isinstance(case, Problem) else case.name,
 )
 def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: Target) -> None:
-    configs = OF_GROUPS if problem.groups else FRAGMENTS if problem.b.order == "fragments" else CONFIGS
+    of_groups, others = (FRAGMENTS_OF_GROUPS, FRAGMENTS) if problem.b.order == "fragments" else (OF_GROUPS, CONFIGS)
+    configs = of_groups if problem.groups else others
     fitting = [config for config in configs if unmet_need(config, problem, 132) is None]
     found = interpreted.errors(problem, fitting, target)
     assert len(found) >= 2 and max(found.values()) <= 1, found

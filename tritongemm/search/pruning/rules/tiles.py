@@ -156,10 +156,16 @@ def few_instructions(config: Config, problem: Problem, target: Target) -> str | 
 def slices(config: Config, problem: Problem, target: Target) -> str | None:
     """Warps that share a block of K are for a few rows, groups of four warps with columns of their own for many."""
     shared, held = config.option("slices", 1) > 1, _power_of_two_above(problem.m, 8)
-    if shared and (config.block_m > held or problem.m > SLICED_ROWS):
+    several = problem.batch > 1  # perhaps groups, of which some have more rows than most
+    if shared and (config.block_m > max(held, SLICED_ROWS * several) or problem.m > SLICED_ROWS):
         return f"slices of K in blocks of {config.block_m} for {problem.m} rows, limit {SLICED_ROWS}"
     warps = count_tiles(config, problem) * config.split_k * config.num_warps
-    if shared and warps < LEAST_WARPS * target.compute_units and problem.k >= 4 * config.split_k * config.block_k:
+    if (
+        shared
+        and not several
+        and warps < LEAST_WARPS * target.compute_units
+        and problem.k >= 4 * config.split_k * config.block_k
+    ):
         return f"{warps} warps on {target.compute_units} CUs, {LEAST_WARPS} on each wanted"
     if not shared and (problem.m <= UNSLICED_ROWS or config.block_m < min(64, held)):
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"

@@ -152,7 +152,7 @@ class MoeKernels:
         scales = [x if one is None else one.contiguous() for one in (given.w1_scale, given.w2_scale)]
         kind = _ID_TYPES[ids.dtype], DTYPE_NAMES[x.dtype], DTYPE_NAMES[w1.dtype], mode
         first = FewExperts(*kind, tokens * topk, inner, hidden, topk, experts)
-        operands = {"ids": ids, "x": x, "w": w1, "scale": scales[0], "h": h, "next": w2}
+        operands = {"ids": ids, "x": x, "w": w1, "scale": scales[0], "h": h}
         if not self._run(choose_gate_up, (first, x.stride(0), given.activation), operands):
             return None
         second = FewExperts(*kind, tokens, hidden, inner, topk, experts)

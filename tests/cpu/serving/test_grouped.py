@@ -305,7 +305,8 @@ def alone(mode, dtype, tokens, topk, experts, hidden, inner, activation):
     torch.testing.assert_close(few, MIXTURE.fallback(plain), rtol=1e-3, atol=1e-4)
 
 moe_kernels._rows_are_alone = lambda checked: True
-few_expert_kernels.FIRST, few_expert_kernels.SECOND = (few_expert_kernels.Tile(n, 512, 1, n > 2) for n in (2, 4))
+few_expert_kernels.FIRST, few_expert_kernels.SECOND = (few_expert_kernels.Tile(n, 128, 1, n > 2) for n in (2, 4))
+few_expert_kernels.FIRST_OF_FP8 = few_expert_kernels.Tile(2, 128, 1)
 alone("", torch.float32, 3, 3, 4, 21, 13, "silu")
 alone("", torch.float32, 2, 1, 3, 200, 16, "gelu")
 alone("row", torch.int8, 2, 2, 3, 130, 9, "clamped_swiglu")

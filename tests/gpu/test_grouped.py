@@ -41,6 +41,8 @@ CONFIGS = (
     Config("grouped_tile", 64, 128, 64, 16, 1, 4, 2),
     Config("grouped_ws_tma", 64, 64, 128, 1, 1, 4, 8),
     Config("grouped_ws_tma", 128, 128, 64, 4, 1, 8, 4),
+    Config("grouped_ws_tma_swapped", 16, 64, 128, 1, 1, 4, 8, (("swap_ab", 1),)),
+    Config("grouped_ws_tma_swapped", 32, 128, 64, 2, 1, 8, 6, (("swap_ab", 1),)),
     Config("grouped_ws_tma", 128, 128, 128, 4, 1, 8, 4),
     Config("grouped_ws_tma", 128, 128, 128, 2, 1, 8, 3, (("epilogue_parts", 2),)),
     Config("grouped_ws_tma", 64, 128, 128, 2, 1, 4, 4, (("adjacent", 1),)),  # adjacent programs

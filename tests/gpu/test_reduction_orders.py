@@ -71,6 +71,7 @@ GROUPED = tuple(
         ("grouped_tma", 64, 128, 8, ()),
         ("grouped_ws_tma", 64, 128, 4, ()),
         ("grouped_ws_tma", 128, 64, 8, ()),
+        ("grouped_ws_tma_swapped", 16, 128, 8, (("swap_ab", 1),)),
     )
 )
 

@@ -30,7 +30,8 @@ GROUPED = (
     Config("grouped_tma", 16, 32, 16, 2),
     Config("grouped_tile", 16, 64, 32, 2),
     Config("grouped_gemv", 1, 4, 128),
-    Config("grouped_ws_tma", 64, 32, 64, 4, num_warps=4, num_stages=3),  # no interpreter for this one
+    Config("grouped_ws_tma", 64, 32, 64, 4, num_warps=4, num_stages=3),  # no interpreter for this one and the next
+    Config("grouped_ws_tma_swapped", 16, 64, 64, 1, num_warps=4, num_stages=3, options=(("swap_ab", 1),)),
 )
 # Of powers of two along K, and the rows of uneven groups, two of them empty.
 UNEVEN = (7, 0, 33, 1, 0)

@@ -86,6 +86,7 @@ _GROUPED_BLOCKS = (
     Config("grouped_tile", 16, 64, 128, 2),
     Config("grouped_gemv", 1, 4, 256),
     Config("grouped_ws_tma", 64, 64, 128, 4, num_warps=4, num_stages=3),
+    Config("grouped_ws_tma_swapped", 16, 64, 128, 1, num_warps=4, num_stages=4, options=(("swap_ab", 1),)),
 )
 CASES = {
     "bf16": ModuleCase(_problem("dense", "bf16", bias="n"), _POINTERS_ONCE, True),

@@ -342,9 +342,16 @@ def _meaning(problem: Problem, operand: OperandSpec) -> str:
     scaling = operand.scaling
     rows = "row" if operand.name == "scale_a" else "column"
     share = {0: f"all {rows}s", 1: f"each {rows}"}.get(scaling.rows, f"{scaling.rows} {rows}s")
-    depth = f" and {scaling.depth} elements along K, in the layout `{scaling.layout}`" if scaling.depth else ""
-    depth += ", and its zero point less 8" if scaling.zeros else ""
-    return f", one for {share} of {operand.name[-1]}{depth}"
+    meaning = f", one for {share} of {operand.name[-1]}"
+    if not scaling.depth:
+        return meaning
+    across = _padded("M" if operand.name == "scale_a" else "N", scaling.rows, scaling.pad[0])
+    along = _padded("K", scaling.depth, scaling.pad[1])
+    shapes = {"rows": f"[{across}, {along}]", "groups": f"[{along}, {'2, ' * scaling.zeros}{across}]"}
+    stored = f"as {shapes[scaling.layout]}" if scaling.layout in shapes else f"in the layout `{scaling.layout}`"
+    zeros = ", then as many zero points less 8" if scaling.zeros else ""
+    powers = "; 2 ** (byte - 127)" if scaling.dtype == "e8m0" else ""
+    return f"{meaning} and {scaling.depth} elements along K{zeros}, {stored}{powers}"
 
 
 def plain(expression: str) -> str:

@@ -39,8 +39,10 @@ from tritongemm.codegen.specialised_text import specialise
 from tritongemm.core import target
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
+from tritongemm.formats import make_problem
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
@@ -111,6 +113,28 @@ def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, st
     assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"
     beside_configs = re.sub(r'(?s)(?<=\nCONFIGS = ).*?""".splitlines', "", text)  # which take a line each
     assert not [line for line in beside_configs.splitlines() if len(line) > 120]
+
+
+DESCRIBED_BY = {  # a size's family, scales and epilogue, and what its winner's docstring says of operands
+    ("a16w4", "weight_16", "none"): r"b: \[K / 2, N\], .* earlier along K in the low half; .* as \[cdiv\(K, 16\), N\]",
+    ("a16w4", "weight_128_zeros", "none"): r"int4 plus 8.* zero points less 8, as \[cdiv\(K, 128\), 2, N\]",
+    ("a4w4_blockscale", "mx", "none"): r"a: \[M, K / 2\], .* as \[M, cdiv\(K, 32\)\]; 2 \*\* \(byte - 127\)",
+    ("a8w8_blockscale", "block_tma", "none"): r"as \[cdiv\(K, 128\), cdiv\(M, 4\) \* 4\]",
+    (
+        "dense",
+        "",
+        "silu_mul_block",
+    ): r"8 columns of gate, then 8 of up, .* silu\(gate\) \* up\. block divides each 128 columns",
+}
+
+
+@each("case", list(DESCRIBED_BY))
+def test_a_winner_says_how_its_operands_are_stored(case: tuple[str, str, str]) -> None:
+    """A caller has neither this package nor its documentation."""
+    family, scales, epilogue = case
+    asked = Defaults.of("bf16" * (family == "dense"), layout="TN", family=family, scales=scales, epilogue=epilogue)
+    text = render.winner(make_problem(asked, 16, 512, 512), Config("tile", 16, 256, 128), SM90, "Remark.")
+    assert re.search(DESCRIBED_BY[case], " ".join(text.split())) and max(map(len, text.splitlines())) <= 120
 
 
 PAIRS = '''"""A module."""

@@ -36,6 +36,10 @@ class ServedCalls:
 
         return call
 
+    def prepare_view(self, _: Any, given: Any, reading: Any, otherwise: Any, kernel: Any, device: Any) -> Any:
+        shape, dtype = reading.result
+        return self.prepare(kernel, device, shape, dtype, otherwise)
+
 
 @contextmanager
 def gpu_that_serves(
@@ -47,7 +51,8 @@ def gpu_that_serves(
     monkeypatch.setattr("tritongemm.serving.tuned_calls._modes", lambda: 0)  # fake tensors are one
     monkeypatch.setattr("tritongemm.serving.serve._PLAIN", {FakeTensor, torch.nn.Parameter})
     served = ServedCalls()
-    monkeypatch.setattr("tritongemm.serving.tuned_calls.FastCall", served.prepare)
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", served.prepare)
+    monkeypatch.setattr("tritongemm.serving.launching.OperandCall", served.prepare_view)
     dispatcher.load(records)
     loaded: dict[Problem, Any] = {record.problem: StandInKernel() for record in records}
     attach_device(dispatcher, loaded)

@@ -56,6 +56,9 @@ class Dense(ProductOperation):
         dtypes = DTYPE_NAMES[x.dtype], DTYPE_NAMES[w.dtype], DTYPE_NAMES[result]
         layer = layer_problem((x.numel() // k, n, k), dtypes, "none" if bias is None else "n")
         transposed_x, transposed_w = are_transposed(x, w)
+        for name, one, turned in (("x", x, transposed_x), ("w", w, transposed_w)):
+            if turned and not one.t().is_contiguous():
+                return Support(f"{name} has strides {one.stride()}; kernels take dense matrices")
         problem = layer.stored(not transposed_x, transposed_w)
         wanted = problem.bias_dtype
         if bias is not None and (tuple(bias.shape) != (n,) or DTYPE_NAMES.get(bias.dtype) != wanted.name):

@@ -66,13 +66,13 @@ class CallsByLayout:
     __slots__ = ("_calls", "_prepare")
 
     def __init__(self, prepare: Callable[[DenseOperands], tuple[ReadyCall, bool]]) -> None:
-        self._prepare, self._calls = prepare, dict[tuple[bool, bool], ReadyCall]()
+        self._prepare, self._calls = prepare, dict[tuple[Any, Any], ReadyCall]()
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
         """Return the result of the call that is ready for this layout, which is made ready where it is the first."""
         if not x.layout == w.layout == torch.strided:
             return linear(x, w, bias, out_dtype)
-        layout = x.is_contiguous(), w.is_contiguous()
+        layout = x.stride(), w.stride()
         call = self._calls.get(layout)
         if call is None:
             call, lasting = self._prepare(DenseOperands(x, w, bias, out_dtype))
@@ -82,7 +82,7 @@ class CallsByLayout:
 
     def compiled(self, x: Tensor, w: Tensor, *rest: Any) -> Any:
         """Return what compiled code calls for operands of this layout."""
-        return compiled_form(self._calls.get((x.is_contiguous(), w.is_contiguous())), x, w, *rest)
+        return compiled_form(self._calls.get((x.stride(), w.stride())), x, w, *rest)
 
 
 class CallTable(threading.local):

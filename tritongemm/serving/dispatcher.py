@@ -29,10 +29,10 @@ from tritongemm.operations import served_problems
 from tritongemm.operations.checks import check_encodings, is_wrapped
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
 from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
-from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, is_plain, linear, output_dtype
+from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, is_plain, linear
 from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
-from tritongemm.serving.launching import FastCall, OperandCall, prepare_layer
+from tritongemm.serving.launching import OperandCall, prepare_layer
 from tritongemm.serving.loaded_tables import (
     LoadedTable,
     LoadReport,
@@ -230,9 +230,9 @@ class Dispatcher:
         ready: ReadyCall = plain_linear if is_plain(x, w, out_dtype) else linear
         if not frequent and ready is plain_linear and answers.resolution.kind == "fallback" and x.is_cuda:
             ready = ResolveAfterCalls(partial(self.resolve_layer, key, frequent=True))
-        transposed = are_transposed(x, w)
-        prepare = partial(_prepare_layer, operands, transposed)
-        return answers.prepared(prepare, ready), answers.resolution.lasting
+        if (reading := answers.reading) is not None:
+            ready = answers.prepared(partial(prepare_layer, operands, reading, linear), ready)
+        return ready, answers.resolution.lasting
 
     def resolve(self, operation: ProductOperation, key: CallKey, given: Any) -> ReadyCall:
         """Return what serves calls of a key, kept in the table for the next one.
@@ -371,14 +371,6 @@ def _first_answer(sources: Sequence[KernelSource], call: CallSignature, device: 
             return CallAnswers(answer, source.name, tuple(refusals), device)
         refusals.append((source.name, answer))
     raise AssertionError("PyTorch's layer serves every call")
-
-
-def _prepare_layer(
-    operands: DenseOperands, transposed: tuple[bool, bool], kernel: LoadedKernel, device: ServingDevice
-) -> ReadyCall:
-    x, w, _, out_dtype = operands
-    shape = (*x.shape[:-1], w.shape[0])
-    return prepare_layer(partial(FastCall, kernel, device, shape, output_dtype(x, out_dtype)), transposed)
 
 
 def layer_key(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> CallKey:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
+from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
 from tritongemm.operations.torch_products import linear
 
 if TYPE_CHECKING:
@@ -200,45 +201,6 @@ class FastCall(PatchedCall):
         return self._compile(("a", "b", "bias"), places, (x,), -1 if out is None else 4) if dense else self
 
 
-class TransposedCall:
-    """A launch for operands of `tritongemm.mm` of which one or both are transposed views of row-major matrices.
-
-    `prepare` makes the launch for these matrices, given what computes the calls that it can't take: `otherwise`, of x
-    and w as they were given.
-    """
-
-    __slots__ = ("_call", "_w", "_x")
-
-    def __init__(
-        self, prepare: Callable[[ReadyCall], ReadyCall], transposed: tuple[bool, bool], otherwise: ReadyCall
-    ) -> None:
-        self._x, self._w = transposed
-
-        def compute(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-            return otherwise(*self._transpose(x, w), bias, out_dtype)
-
-        self._call = prepare(compute)
-
-    def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        """Return the result, as of `FastCall`."""
-        return self._call(*self._transpose(x, w), bias, out_dtype)
-
-    def compiled(self, x: Tensor, w: Tensor, *rest: Any) -> Any:
-        """Return the call for compiled code, to which a transposed view has its matrix's address."""
-        found = native_calls.compiled_form(self._call, *self._transpose(x, w), *rest)
-        return self if found is self._call else found
-
-    def _transpose(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        return x.t() if self._x else x, w.t() if self._w else w
-
-
-def prepare_layer(
-    prepare: Callable[[ReadyCall], ReadyCall], transposed: tuple[bool, bool], otherwise: ReadyCall = linear
-) -> ReadyCall:
-    """Return a `FastCall`, or the same for transposed views; arguments are those of `TransposedCall`."""
-    return TransposedCall(prepare, transposed, otherwise) if any(transposed) else prepare(otherwise)
-
-
 class OperandCall(PatchedCall):
     """A launch for the operands of any operation, whose strides are those of the call that it was made for.
 
@@ -312,3 +274,12 @@ class OperandCall(PatchedCall):
 
 def _is_same_memory(one: Tensor, other: Tensor) -> bool:
     return bool(torch._C._is_alias_of(one, other)) and one.storage_offset() == other.storage_offset()
+
+
+def prepare_layer(
+    operands: DenseOperands, reading: Reading, otherwise: ReadyCall, kernel: LoadedKernel, device: ServingDevice
+) -> ReadyCall:
+    """Return a launch for the operands of `tritongemm.mm`, of which transposed views have the strides of these."""
+    if any(are_transposed(operands.x, operands.w)):
+        return OperandCall(DENSE, operands, reading, otherwise, kernel, device)
+    return FastCall(kernel, device, *reading.result, otherwise)

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -12,10 +11,10 @@ from tritongemm.core.errors import TritonGemmError
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.contract import ReadyCall
 from tritongemm.operations.dense import DenseOperands, are_transposed
-from tritongemm.operations.torch_products import float32_precision, output_dtype
+from tritongemm.operations.torch_products import float32_precision
 from tritongemm.serving.calls import NOT_TUNED, CallKey, keep
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.serving.launching import FastCall, prepare_layer
+from tritongemm.serving.launching import prepare_layer
 
 LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
@@ -58,7 +57,7 @@ class TunedCalls:
         if by_layout and w.shape in by_layout:
             if not x.layout == w.layout == torch.strided:
                 return None
-            key = (*key, x.is_contiguous(), w.is_contiguous())
+            key = (*key, x.stride(), w.stride())
         call = self._dispatcher.calls.table.get(key, _UNKNOWN)
         return self._resolve(key, DenseOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
 
@@ -70,12 +69,10 @@ class TunedCalls:
             return None  # The key is also that of dense operands, which a row may be for.
         answers = self._dispatcher.explain(*operands, frequent=False)
         resolution, call = answers.resolution, None
-        if resolution.kind not in NOT_TUNED and resolution.kernel is not None and answers.device is not None:
-            shape = (*x.shape[:-1], w.shape[0])
-            dtype = output_dtype(x, None)
-            prepare = partial(FastCall, resolution.kernel, answers.device.device, shape, dtype)
+        kernel = None if resolution.kind in NOT_TUNED else resolution.kernel
+        if kernel is not None and answers.device is not None and answers.reading is not None:
             try:
-                call = prepare_layer(prepare, are_transposed(x, w), self._compute_otherwise)
+                call = prepare_layer(operands, answers.reading, self._compute_otherwise, kernel, answers.device.device)
             except (TritonGemmError, LookupError) as error:
                 warnings.warn(f"the tuned kernel of {resolution.text} can't be launched: {error}", stacklevel=2)
         if resolution.lasting and x.layout == w.layout == torch.strided:
@@ -114,7 +111,7 @@ class WrittenCalls(TunedCalls):
 
     def _find(self, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> ReadyCall | None:
         """Return the tuned kernel of a call; None where there is no row for it, or its operands are of another kind."""
-        dense = w.stride(0) == 1 and x.is_contiguous() and out.is_contiguous()
+        dense = w.stride() == (1, w.shape[0]) and x.is_contiguous() and out.is_contiguous()
         if not dense or out.dtype != x.dtype or x.dtype not in _HALVES:
             return None
         key = self._key(x, w, bias)

@@ -116,7 +116,7 @@ def test_a_kernel_that_cannot_be_launched_leaves_the_call_to_the_server(
         raise DriverError("cuModuleGetFunction", 500, "CUDA_ERROR_NOT_FOUND")
 
     with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (_, make):
-        monkeypatch.setattr("tritongemm.serving.tuned_calls.FastCall", fail)
+        monkeypatch.setattr("tritongemm.serving.launching.FastCall", fail)
         with pytest.warns(UserWarning, match="CUDA_ERROR_NOT_FOUND"):
             assert utils.default_unquantized_gemm(None, make(16, 64), make(32, 64)).shape == (16, 32)
         assert utils.default_unquantized_gemm(None, make(16, 64), make(32, 64)).shape == (16, 32)  # asked once

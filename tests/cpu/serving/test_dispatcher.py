@@ -76,7 +76,7 @@ def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monk
         made.append((kernel, shape, dtype))
         return lambda x, w, bias, out_dtype: "called directly"
 
-    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", call)
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", call)
     attach_device(dispatcher, torch_kernel=torch_kernel)
     x, w = empty(2, 3, 64), empty(32, 64)
     assert [dispatcher.run(x, w, None, None).shape for _ in range(2)] == [(2, 3, 32)] * 2 and not made
@@ -128,7 +128,7 @@ def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, m
         made.append(given)
         return lambda *_: "tuned" if given is kernel else "PyTorch's"
 
-    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", call)
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", call)
     monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 1)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     for _ in range(3):  # and nothing is made anew
@@ -150,7 +150,7 @@ def test_a_change_of_precision_while_a_call_is_made_ready(
         precision("fp32")  # another thread's doing
         return lambda *_: "tuned"
 
-    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", call)
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", call)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("tf32")
     assert dispatcher.run(x, w, None, None) == "tuned"
@@ -196,7 +196,7 @@ def test_precision_is_what_pytorch_is_set_to(monkeypatch: pytest.MonkeyPatch, ol
 def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, empty = gpu
     monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 2)
-    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", lambda *_: lambda *_: "called directly")
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", lambda *_: lambda *_: "called directly")
     answers: list[LoadedKernel | None] = [None, None, StandInKernel()]
     kernels = attach_device(dispatcher)
     monkeypatch.setattr(kernels.torch_kernels, "find", lambda *_: answers.pop(0))
@@ -216,7 +216,7 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(
     def fails(*_: object) -> NoReturn:
         raise DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
 
-    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", fails)
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", fails)
     monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 2)
     x, w = empty(3, 64), empty(32, 64)
     attach_device(dispatcher, torch_kernel=StandInKernel())

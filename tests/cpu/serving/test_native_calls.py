@@ -21,11 +21,15 @@ from tritongemm.hip_ext.driver.symbols import Api
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.hip_ext.launching.patched_launch import address_writers
 from tritongemm.operations.batched import BATCHED, BatchOperands
+from tritongemm.operations.contract import Reading
+from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
+from tritongemm.operations.torch_products import linear
 from tritongemm.serving import products
+from tritongemm.serving.calls import CallsByLayout
 from tritongemm.serving.dispatcher import Dispatcher, layer_key
-from tritongemm.serving.launching import FastCall, OperandCall, TransposedCall, prepare_layer
+from tritongemm.serving.launching import FastCall, OperandCall, prepare_layer
 from tritongemm.serving.tuned_calls import WrittenCalls
 
 M, N, K = 4, 8, 16
@@ -101,9 +105,13 @@ def random(*shape: int) -> Tensor:
 
 def keep(dispatcher: Dispatcher, gpu: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
     """Have the kernel serve calls of these operands' shapes."""
-    transposed = (not x.is_contiguous(), not w.is_contiguous())
-    device: Any = linear_layers.stand_in_device()
-    ready = prepare_layer(lambda otherwise: FastCall(gpu, device, (M, N), torch.bfloat16, otherwise), transposed)
+    operands, device = DenseOperands(x, w, bias), linear_layers.stand_in_device()
+    reading = DENSE.read(operands)
+    assert isinstance(reading, Reading)
+    ready = prepare_layer(operands, reading, linear, gpu, device)
+    if isinstance(ready, OperandCall):
+        (by_layout := CallsByLayout(lambda _: (linear, False)))._calls[x.stride(), w.stride()] = ready
+        ready = by_layout
     dispatcher.calls.table[layer_key(x, w, bias, None)] = ready
 
 
@@ -141,7 +149,6 @@ def test_a_transposed_view_has_its_matrix_read(served: tuple[Dispatcher, HostGpu
     x, b = random(M, K), random(N, K)
     w = torch.empty_strided((N, K), (1, N), dtype=b.dtype).copy_(b)
     keep(dispatcher, gpu, x, w)
-    assert isinstance(dispatcher.calls.table[layer_key(x, w, None, None)], TransposedCall)
     for _ in range(3):
         tritongemm.mm(x, w)
         assert gpu.launched[-1][:2] == (x.data_ptr(), w.data_ptr())

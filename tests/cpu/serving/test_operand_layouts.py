@@ -54,7 +54,8 @@ def gpu(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
         return call
 
-    monkeypatch.setattr("tritongemm.serving.dispatcher.FastCall", prepare)
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", prepare)
+    monkeypatch.setattr("tritongemm.serving.launching.OperandCall", lambda *given: lambda *_: given[4].key)
     return gpu
 
 
@@ -72,6 +73,7 @@ def test_each_layout_is_served_by_its_own_row_whichever_is_called_first(gpu: Gpu
     assert str(dispatcher.explain(empty(40, 64), w_view)).startswith("range: M 17 to 64")
     assert dispatcher.run(empty(65, 64), w_view, None, None).shape == (65, 32)
     assert dispatcher.run(x, wide(32, 64), None, None).shape == (16, 32), "neither rows nor columns are dense"
+    assert "w has strides (72, 1); kernels take dense matrices" in str(dispatcher.explain(x, wide(32, 64)))
     assert dispatcher.run(empty(2, 4, 2, 64).transpose(0, 1), w, None, None).shape == (4, 2, 2, 32)
 
 

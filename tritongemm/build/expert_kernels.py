@@ -31,6 +31,7 @@ _INTEGERS = 5  # with a factor for each row
 _GROUPS_STORED = 8  # powers of a row that are stored together, at most
 _SORTED_AT_A_TIME = (128, 1024)  # ids that a program looks at together, where there are few and many
 MOST_ROUTED = _SORTED_AT_A_TIME[-1]  # rows that one kernel sorts and gathers
+_MANY_SORTED, _MANY_IDS = 8192, 4096  # ids that a program looks at together where there are more than so many
 _COMBINED_AT_A_TIME = 1024  # columns of a token's result
 _PART = 1024  # elements of a row that a program writes, where no factor is of more
 _FEW_COLUMNS = 4096  # of a row that four warps hold
@@ -39,10 +40,11 @@ _DIVISOR = 16  # the most elements that a size is known to be a multiple of
 
 def choose_sort(ids: str, count: int, experts: int) -> Chosen:
     """Return the kernel that sorts rows by expert."""
-    few, many = _SORTED_AT_A_TIME
+    few, some = _SORTED_AT_A_TIME
+    block = few if count <= few else some if count <= _MANY_IDS else _MANY_SORTED
     pointers = {"ids_ptr": f"*{ids}"} | dict.fromkeys(("order_ptr", "place_ptr", "ends_ptr"), "*i32")
     numbers = {"count": count, "experts": experts}
-    return _chosen("sort_rows", pointers, numbers, {"BLOCK": few if count <= few else many}, (experts + 1, 1))
+    return _chosen("sort_rows", pointers, numbers, {"BLOCK": block}, (experts + 1, 1))
 
 
 def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stride: int, topk: int) -> Chosen:
@@ -114,7 +116,7 @@ def kernels_for(problem: Problem, target: Target) -> Iterator[Chosen]:
         return
     x, q, k = problem.c.dtype, problem.a.dtype, problem.k
     for ids in ID_TYPES:
-        yield from (choose_sort(ids, count, problem.group_count) for count in _SORTED_AT_A_TIME)
+        yield from (choose_sort(ids, count, problem.group_count) for count in (*_SORTED_AT_A_TIME, _MANY_SORTED))
     if target.supports(problem.a.type) or not problem.a.type.is_fp8:
         yield choose_gather(x, q, mode, problem.m, k, k, 1)
         counts = [(ids, count) for ids in ID_TYPES for count in _SORTED_AT_A_TIME]

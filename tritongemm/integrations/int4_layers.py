@@ -1,4 +1,4 @@
-"""What layers of int4 of both servers keep beside their own weight: the weight in the order that rows read."""
+"""What layers of four bits of both servers keep beside their own weight: the weight in the order that rows read."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tritongemm.core.errors import InputError
 from tritongemm.integrations.process import attribute, plain
-from tritongemm.operations.four_bit_weights import PackedWeight
+from tritongemm.operations.four_bit_weights import PackedWeight, pack_nvfp4
 from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, pack_int4_experts
+from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, choose_nvfp4, pack_int4_experts
 
 LEFT: Final = "tritongemm_w4_left"  # attribute of a layer: why it is not served
 ORDER: Final = "tritongemm_w4_order"  # attribute of a layer: that of its weight
@@ -55,12 +55,31 @@ def find(
     return packed
 
 
+def find_nvfp4(dtype: torch.dtype, *stored: Any) -> PackedWeight | str:
+    """Return the same of a layer of nvfp4, of a weight, its factors and the factor of all, which they are times.
+
+    `dtype` is of its activations, which stay as they are.
+    """
+    if dtype != torch.bfloat16:
+        return f"of nvfp4 with activations of {dtype}"
+    given = [plain(one).detach() for one in stored]
+    try:
+        packed = choose_nvfp4(default_dispatcher().packed_weights, partial(pack_nvfp4, *given))
+    except InputError as error:
+        return f"of nvfp4 that is refused: {error}"
+    if isinstance(packed, str):
+        return f"with {packed}"
+    return packed if has_room(packed.weight, 0) else NO_ROOM
+
+
 def keep(layer: Any, found: PackedWeight | str | None) -> None:
     """Keep a weight in buffers that no state dict has, or why there is none; for graphs in the memory of a former one.
 
     None is of a layer that is not as it is known.
     """
-    setattr(layer, LEFT, found if isinstance(found, str) else "" if found else "of int4 that is not as it is known")
+    setattr(
+        layer, LEFT, found if isinstance(found, str) else "" if found else "of four bits that is not as it is known"
+    )
     if not isinstance(found, PackedWeight):
         for name in KEPT:  # of a weight before this one
             _keep(layer, name, None)

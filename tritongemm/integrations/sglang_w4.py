@@ -1,4 +1,4 @@
-"""Serves SGLang's linear layers of int4 that Marlin computes where a tuned row holds for a call, else by Marlin.
+"""Serves SGLang's linear layers of int4 and nvfp4 on Marlin where a tuned row holds for a call, else by Marlin.
 
 Before SGLang converts a checkpoint's weight to Marlin's order it is converted for the layer's rows, and kept beside.
 """
@@ -14,31 +14,26 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.integrations import int4_layers
-from tritongemm.integrations.process import guarded, plain
+from tritongemm.integrations.process import attribute, guarded, plain
 from tritongemm.integrations.process import make_hook as make_server_hook
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors
 from tritongemm.serving import server_calls
 
 _PLACE: Final = "sglang.srt.layers.quantization"
-# Classes of what computes a layer: of GPTQ, of AWQ and of compressed-tensors.
-SCHEMES: Final = (
-    f"{_PLACE}.gptq.schemes.gptq_marlin.GPTQMarlinLinearScheme",
-    f"{_PLACE}.awq.schemes.awq_marlin.AWQMarlinLinearScheme",
-    f"{_PLACE}.compressed_tensors.schemes.compressed_tensors_wNa16.CompressedTensorsWNA16",
-)
-LOADING, CALL = "process_weights_after_loading", "apply_weights"  # methods of each
+LOADING: Final = "process_weights_after_loading"
+SERVED: Final = "layer of four bits"
 
 
 def hooks() -> Iterator[tuple[str, str, Callable[[], Callable[..., Any]]]]:
     """Yield for each method what it serves, its place, and what makes its hook."""
-    for scheme in SCHEMES:
-        for method, make in ((LOADING, make_hook_of_loading), (CALL, make_hook)):
-            yield f"int4 layers ({scheme.rpartition('.')[2]}.{method})", f"{scheme}.{method}", make
+    for scheme, (call, read) in SCHEMES.items():
+        for method, make in ((LOADING, partial(_make_hook_of_loading, read)), (call, _make_hook)):
+            yield f"layers of four bits ({scheme.rpartition('.')[2]}.{method})", f"{_PLACE}.{scheme}.{method}", make
 
 
-def make_hook_of_loading() -> Callable[..., None]:
+def _make_hook_of_loading(read: Callable[..., PackedWeight | str]) -> Callable[..., None]:
     """Return the hook that converts a layer's weight: ``hook(original, scheme, layer)``."""
-    known: Callable[..., PackedWeight | str | None] = guarded("SGLang", "int4 layer", _convert)
+    known: Callable[..., PackedWeight | str | None] = guarded("SGLang", SERVED, read)
 
     def convert(original: Callable[..., None], scheme: Any, layer: Any) -> None:
         int4_layers.keep(layer, known(scheme, layer))
@@ -47,7 +42,7 @@ def make_hook_of_loading() -> Callable[..., None]:
     return convert
 
 
-def make_hook() -> Callable[..., Tensor]:
+def _make_hook() -> Callable[..., Tensor]:
     """Return the hook of a layer's product: ``hook(original, scheme, layer, x, bias)``.
 
     Everything that torch.compile traces is given to the scheme itself, and all while results must not depend on the
@@ -61,7 +56,7 @@ def make_hook() -> Callable[..., Tensor]:
         operands = int4_layers.operands(layer, x, bias)
         return None if operands is None else partial(server_calls.four_bits_or, operands, own)
 
-    return make_server_hook("SGLang", "int4 layer", read)
+    return make_server_hook("SGLang", SERVED, read)
 
 
 def _convert(scheme: Any, layer: Any) -> PackedWeight | str:
@@ -90,3 +85,26 @@ def _convert(scheme: Any, layer: Any) -> PackedWeight | str:
         return pack_compressed_tensors(weight, scales, zeros, dtype=dtype, order=order)
 
     return int4_layers.find(sizes, scales.dtype, pack)
+
+
+def _convert_nvfp4(method: Any, layer: Any) -> PackedWeight | str:
+    """Return the same of a layer of nvfp4 whose factor of all is modelopt's."""
+    from sglang.srt.layers.quantization import modelopt_quant
+
+    if type(method).__name__ == _NATIVE and not modelopt_quant.get_fp4_gemm_runner_backend().is_marlin():
+        return "of nvfp4 that other kernels than Marlin's compute"
+    if attribute(method.quant_config, "is_awq"):
+        return "of nvfp4 with factors for columns of activations"
+    second = plain(layer.weight_scale_2).detach().max().float()
+    return int4_layers.find_nvfp4(layer.params_dtype, layer.weight, layer.weight_scale, second)
+
+
+_NATIVE: Final = "ModelOptFp4LinearMethod"
+# Of each class of what computes a layer: the method that does, and what converts its weight.
+SCHEMES: Final[dict[str, tuple[str, Callable[..., PackedWeight | str]]]] = {
+    "gptq.schemes.gptq_marlin.GPTQMarlinLinearScheme": ("apply_weights", _convert),
+    "awq.schemes.awq_marlin.AWQMarlinLinearScheme": ("apply_weights", _convert),
+    "compressed_tensors.schemes.compressed_tensors_wNa16.CompressedTensorsWNA16": ("apply_weights", _convert),
+    f"modelopt_quant.{_NATIVE}": ("apply", _convert_nvfp4),
+    "modelopt_quant.ModelOptNvFp4A16LinearMethod": ("apply", _convert_nvfp4),
+}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_moe, vllm_w4_experts
+from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_moe, vllm_w4, vllm_w4_experts
 from tritongemm.integrations.process import define_linear, is_hooked, plain, replace
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -39,7 +39,7 @@ def register() -> None:
         _LAYER: (_hook_layers if digest else _hook_counted, True),
         vllm_fp8.SERVED: (vllm_fp8.hook, process.serves_scales()),
         vllm_fp8.SERVED_ROWS: (vllm_fp8.hook_rows, process.serves_scales()),
-        "int4 layer": (_hook_int4, process.serves_four_bits()),
+        vllm_w4.SERVED: (_hook_four_bits, process.serves_four_bits()),
         vllm_moe.SERVED: (vllm_moe.hook, process.serves_experts()),
         **{
             f"{vllm_w4_experts.SERVED} ({name})": (partial(vllm_w4_experts.hook, name), process.serves_four_bits())
@@ -136,11 +136,9 @@ def _hook_invariant() -> None:
     replace("vLLM", _LAYER, {linear: name, vocab_parallel_embedding: name}, read)
 
 
-def _hook_int4() -> None:
-    """Serve vLLM's layers of int4 by tuned kernels."""
+def _hook_four_bits() -> None:
+    """Serve vLLM's layers of four bits by tuned kernels."""
     from vllm.model_executor.kernels import linear
-
-    from tritongemm.integrations import vllm_w4
 
     vllm_w4.hook(linear)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -102,14 +103,22 @@ def _convert_nvfp4(module: Any, stored: tuple[Any, Any, Tensor], rows: _Rows) ->
     if scheme is not None and scheme.input_activations is not None:
         return "its activations are quantised to fp4 too"
     given = [one.detach() if isinstance(one, Tensor) else one for one in stored]
-    packed = pack_nvfp4(*given, checkpoint_format=_COMPRESSED)
+    return choose_nvfp4(rows, partial(pack_nvfp4, *given, checkpoint_format=_COMPRESSED))
+
+
+def choose_nvfp4(rows: _Rows, pack: Callable[..., PackedWeight]) -> PackedWeight | str:
+    """Return a weight of nvfp4, which is packed in an order, as `choose` does one of int4."""
+    packed = pack()
     n, k = packed.weight.shape[0], 2 * packed.weight.shape[1]
     _, scaling = GRANULARITIES["weight_16"]
     orders = Counter({b.order: count for (*sizes, b), count in rows.items() if (*sizes, b.scaling) == (n, k, scaling)})
-    if not orders:
-        return packed if session.is_running() else f"no row of nvfp4 for N={n}, K={k}"
-    ((order, _),) = orders.most_common(1)
-    return packed if order == PLAIN else pack_nvfp4(*given, checkpoint_format=_COMPRESSED, order=order)
+    if not orders and not session.is_running():
+        return f"no row of nvfp4 for N={n}, K={k}"
+    if orders:
+        ((order, _),) = orders.most_common(1)
+    else:
+        order = _captured_order((n, k), Operand("fp4e2m1", row_major=False, scaling=scaling), packed.weight)
+    return packed if order == PLAIN else pack(order=order)
 
 
 def choose(

@@ -1,5 +1,6 @@
-"""Layers of int4 of vLLM and SGLang: tuned kernels stand before the server's own, which computes the rest."""
+"""Layers of int4 and nvfp4 of vLLM and SGLang: tuned kernels stand before the server's own, which computes the rest."""
 
+import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +24,14 @@ from tests.cpu.operations.test_four_bit_weights import (
 )
 from tests.cpu.serving.test_patch_w4 import rows
 from tests.support.fakes.servers import install_sglang, install_sglang_int4, install_vllm, install_vllm_int4
+from tests.support.linear_layers import record
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.integrations import loaded_model, sglang, vllm
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -67,6 +72,23 @@ class LinearBase(nn.Module):  # type: ignore[misc]
         return self.kernel.apply_weights(self, x, self.bias)
 
 
+def of_nvfp4() -> Any:
+    plain = Problem(4, 32, K, *matrices("bf16", "fp4e2m1", "bf16", layout="TN", order="fragments"))
+    return record(registry.get(Family, "a16w4").problem(plain, "weight_16"))
+
+
+def layer_of_nvfp4() -> tuple[Any, Tensor]:
+    """A layer as modelopt has it, but for the factor of all, and its weight in float64."""
+    numbers = torch.randint(0, 16, (32, K), generator=torch.Generator().manual_seed(2))
+    scale, layer = torch.rand(32, K // 16).to(torch.float8_e4m3fn), nn.Module()
+    magnitudes = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), dtype=torch.float64)
+    exact = torch.where(numbers < 8, 1, -1) * magnitudes[numbers % 8] * scale.double().repeat_interleave(16, 1)
+    layer.weight = nn.Parameter((numbers[:, ::2] | numbers[:, 1::2] << 4).byte(), requires_grad=False)
+    layer.weight_scale, layer.bias, layer.params_dtype = nn.Parameter(scale, requires_grad=False), None, torch.bfloat16
+    layer.output_size_per_partition = layer.n = 32
+    return layer, exact * 0.5
+
+
 @pytest.fixture
 def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A process with a table of int4, of which products of 4 rows are served."""
@@ -79,7 +101,7 @@ def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(server_calls, "four_bits_or", four_bits_or)
     file = tmp_path / "tuned.yaml"
-    table = [rows("halves_32"), rows("halves_32", m=8), rows(), rows(more="_zeros")]
+    table = [rows("halves_32"), rows("halves_32", m=8), rows(), rows(more="_zeros"), of_nvfp4()]
     file.write_text(results_format().write(table), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     return unloaded
@@ -127,6 +149,38 @@ def test_layers_with_a_row_are_served_and_the_servers_kernel_computes_the_rest(k
         f"1 of int4 with desc_act, 1 of int4 with activations of torch.int8, 1 with no row of int4 for N=8, K={K}; "
         "weights of four bits are kept in the tables' order too, 0 MiB"
     )
+
+
+def test_vllms_layers_of_nvfp4_are_served(kinds: tuple[Any, Any]) -> None:
+    kernel = pkgutil.resolve_name("vllm.model_executor.kernels.linear:_POSSIBLE_NVFP4_KERNELS")["CUDA"][0]()
+    layer, exact = layer_of_nvfp4()
+    layer.weight_global_scale, x = nn.Parameter(torch.tensor(0.5), requires_grad=False), torch.randn(4, K).bfloat16()
+    kernel.process_weights_after_loading(layer)
+    assert layer.tritongemm_w4_left == "" and layer.tritongemm_w4_order == "fragments"
+
+    def call(given: Tensor) -> Any:
+        return kernel.apply_weights(layer, given, None)
+
+    for each in (call, torch.compile(call, fullgraph=True, backend="eager", dynamic=True)):
+        assert deviation(each(x), x.double() @ exact.t()) < 1e-2
+        assert bool((each(x[:3]) == 6).all())
+
+
+@pytest.mark.parametrize("name", ["ModelOptFp4LinearMethod", "ModelOptNvFp4A16LinearMethod"])
+def test_sglangs_layers_of_nvfp4_are_served(name: str, table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks, *_ = install_sglang(monkeypatch)
+    method = install_sglang_int4(monkeypatch)[name](quant_config=SimpleNamespace())
+    sglang.register()
+    hooks.apply_hooks()
+    layer, exact = layer_of_nvfp4()
+    layer.weight_scale_2, x = nn.Parameter(torch.tensor([0.5, 0.5])), torch.randn(4, K).bfloat16()
+    method.process_weights_after_loading(layer)
+    assert deviation(method.apply(layer, x, None), x.double() @ exact.t()) < 1e-2
+    assert bool((method.apply(layer, x[:3], None) == 6).all())
+    again, _ = layer_of_nvfp4()
+    again.weight_scale_2, method.quant_config.is_awq = nn.Parameter(torch.ones(1)), True
+    method.process_weights_after_loading(again)
+    assert again.tritongemm_w4_left == "of nvfp4 with factors for columns of activations"
 
 
 def test_sglangs_schemes_are_served_and_marlin_computes_the_rest(

@@ -117,7 +117,7 @@ def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 
 def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """SGLang's schemes for int4, by their names, which answer 6 and forget the weight that was loaded."""
+    """What computes SGLang's layers of four bits, by class, which answers 6 and forgets the weight that was loaded."""
 
     class Scheme:
         def __init__(self, **facts: Any) -> None:
@@ -130,12 +130,14 @@ def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
             return x.new_full((x.shape[0], layer.n), 6)
 
-    kinds = {}
-    for place in sglang_w4.SCHEMES:
+    kinds, modules = {}, defaultdict[str, dict[str, Any]](dict)
+    for place, (call, _) in sglang_w4.SCHEMES.items():
         module, _, name = place.rpartition(".")
-        members = {key: vars(Scheme)[key] for key in ("__init__", sglang_w4.LOADING, sglang_w4.CALL)}
-        kinds[name] = type(name, (), members)
-        _module(monkeypatch, module, **{name: kinds[name]})
+        members = {"__init__": Scheme.__init__, sglang_w4.LOADING: Scheme.process_weights_after_loading}
+        modules[module][name] = kinds[name] = type(name, (), members | {call: Scheme.apply_weights})
+    modules["modelopt_quant"]["get_fp4_gemm_runner_backend"] = lambda: SimpleNamespace(is_marlin=lambda: True)
+    for module, found in modules.items():
+        _module(monkeypatch, f"sglang.srt.layers.quantization.{module}", **found)
     install_sglang_experts(monkeypatch)
     return kinds
 
@@ -161,7 +163,7 @@ def install_sglang_experts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     place = "sglang.srt.layers.moe.token_dispatcher.standard"
     _module(monkeypatch, place, StandardCombineInput=StandardCombineInput)
-    members = {key: vars(Scheme)[key] for key in ("__init__", sglang_w4.LOADING, sglang_w4.CALL)}
+    members = {key: vars(Scheme)[key] for key in ("__init__", sglang_w4.LOADING, "apply_weights")}
     kinds = {}
     for scheme in sglang_w4_experts.SCHEMES:
         module, _, name = scheme.rpartition(".")
@@ -197,9 +199,21 @@ def install_vllm_int4(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     class HummingLinearKernel(MarlinLinearKernel):
         pass
 
-    kinds = MarlinLinearKernel, HummingLinearKernel
-    _module(monkeypatch, "vllm.model_executor.kernels.linear", _POSSIBLE_KERNELS={"CUDA": list(kinds)})
-    return kinds
+    class MarlinNvFp4LinearKernel:
+        config = None
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            for name in ("weight", "weight_scale", "weight_global_scale"):
+                setattr(layer, name, torch.nn.Parameter(torch.full((1,), 6.0), requires_grad=False))
+            layer.workspace = torch.zeros(1)
+
+        def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            return x.new_full((x.shape[0], layer.output_size_per_partition), 0) + layer.weight.to(x.dtype)
+
+    tables: dict[str, Any] = {"_POSSIBLE_KERNELS": {"CUDA": [MarlinLinearKernel, HummingLinearKernel]}}
+    tables["_POSSIBLE_NVFP4_KERNELS"] = {"CUDA": [MarlinNvFp4LinearKernel]}
+    _module(monkeypatch, "vllm.model_executor.kernels.linear", **tables)
+    return MarlinLinearKernel, HummingLinearKernel
 
 
 class HookType(Enum):

@@ -1,12 +1,14 @@
 """Shared by tests of what serves a model: a dispatcher that believes in a GPU, and tensors that pretend to be there."""
 
+import copy
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.support.linear_layers import StandInKernel, attach_device
@@ -64,16 +66,31 @@ def gpu_that_serves(
         yield served, make
 
 
+class Graphs(list[list[Any]]):
+    """What each graph of torch.compile calls, whose backend this is."""
+
+    def __init__(self, backend: str = "eager") -> None:
+        super().__init__()
+        self.backend = torch._dynamo.lookup_backend(backend)
+        torch._dynamo.reset()
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        self.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return self.backend(graph, inputs)
+
+
+def copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """A model as it is copied and as it is saved and read."""
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    return copy.deepcopy(model), torch.load(saved, weights_only=False)
+
+
 def compile_for_each_m(function: Callable[[Tensor], Any], make: Callable[..., Tensor]) -> list[list[Any]]:
     """What each graph calls that torch.compile makes of a function of x [M, 64], when it is called with several M."""
-    graphs: list[list[Any]] = []
-
-    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
-        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
-        return graph
-
-    torch._dynamo.reset()
-    compiled = torch.compile(function, dynamic=True, fullgraph=True, backend=keep)
+    graphs = Graphs()
+    compiled = torch.compile(function, dynamic=True, fullgraph=True, backend=graphs)
     with torch.no_grad():
         for rows in (2, 3, 16, 300):
             compiled(make(rows, 64))

@@ -49,6 +49,12 @@ def mixture(tokens: int, dtype: torch.dtype = torch.bfloat16, scaled: bool = Fal
     }  # fmt: skip
 
 
+def operands(tokens: int) -> MixtureOperands:
+    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
+    given = mixture(tokens)
+    return MixtureOperands(*(given[name] for name in names))
+
+
 class Routed(NamedTuple):
     """What SGLang's router gives."""
 
@@ -246,14 +252,11 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
 
     monkeypatch.setattr(unloaded, "ask", ask)
     unloaded.expert_weights = frozenset({object()})  # type: ignore[arg-type]
-    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
     for tokens, wanted in ((16, "the server"), (16, "the server"), (32, "tuned"), (32, "tuned")):
-        given = mixture(tokens)
-        operands = MixtureOperands(*(given[name] for name in names))
-        assert server_calls.mixture_or(operands, lambda given: "the server") == wanted
+        assert server_calls.mixture_or(operands(tokens), lambda given: "the server") == wanted
     monkeypatch.setattr(server_calls, "fused_moe", lambda *given, **more: given[3])
-    weights = server_calls.mixture_or(operands, lambda given: given.x, 2.5)
-    assert torch.equal(weights, 2.5 * operands.topk_weights)
+    weights = server_calls.mixture_or(operands(32), lambda given: given.x, 2.5)
+    assert torch.equal(weights, 2.5 * operands(32).topk_weights)
 
 
 @pytest.mark.parametrize(("tokens", "holds"), [(16, True), (15, False)])
@@ -267,11 +270,8 @@ def test_rows_of_a_capture_hold_for_every_spread_over_experts(
     unloaded.load([record(one) for one in of])
     kernels = stand_in_kernels(unloaded._records, dict.fromkeys(of, StandInKernel()))
     unloaded._devices[-1] = unloaded._devices[0] = kernels
-    given = mixture(tokens)
-    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
-    operands = MixtureOperands(*(given[name] for name in names))
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
-    assert server_calls._holds(operands) == holds
+    assert server_calls._holds(operands(tokens)) == holds
 
 
 def test_the_server_computes_what_it_computes_faster(
@@ -279,9 +279,7 @@ def test_the_server_computes_what_it_computes_faster(
 ) -> None:
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    given, times = mixture(16), {"tuned": 5.0, "the server": 5.2}
-    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
-    operands, asked = MixtureOperands(*(given[name] for name in names)), list[MixtureOperands]()
+    times, given, asked = {"tuned": 5.0, "the server": 5.2}, operands(16), list[MixtureOperands]()
 
     def otherwise(operands: MixtureOperands) -> Any:
         asked.append(operands)
@@ -297,23 +295,23 @@ def test_the_server_computes_what_it_computes_faster(
         if not capturing:
             unloaded.calls.table.clear()
         times["tuned"] = tuned
-        operands.x.fill_(1.0)
+        given.x.fill_(1.0)
         asked.clear()
-        assert server_calls.mixture_or(operands, otherwise) == wanted
+        assert server_calls.mixture_or(given, otherwise) == wanted
         assert len(asked) == races + (wanted == "the server")
-        assert bool((operands.x == 1).all()) == (wanted == "tuned")
+        assert bool((given.x == 1).all()) == (wanted == "tuned")
     monkeypatch.setenv("TRITONGEMM_LOG", "config")
     unloaded.calls.table.clear()
     with caplog.at_level(logging.INFO, "tritongemm"):
-        server_calls.mixture_or(operands, otherwise)
+        server_calls.mixture_or(given, otherwise)
     assert "the server computes a mixture of weights (4, 256, 128) with M 32 to 63: tuned 5060000.0 us" in caplog.text
     chosen = asked[0].topk_ids
-    assert chosen.shape == operands.topk_ids.shape and all(len(set(row.tolist())) == TOPK for row in chosen)
+    assert chosen.shape == given.topk_ids.shape and all(len(set(row.tolist())) == TOPK for row in chosen)
     unloaded.calls.table.clear()
     times.clear()
     monkeypatch.setattr(server_calls, "_seconds", lambda call: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
     capturing = False
-    assert server_calls.mixture_or(operands, otherwise) == "the server" and "full" in caplog.text
+    assert server_calls.mixture_or(given, otherwise) == "the server" and "full" in caplog.text
 
 
 def replace_kind(resolution: Any, kind: str) -> Any:
@@ -332,11 +330,10 @@ def test_a_capture_counts_what_a_server_computes(tmp_path: Path) -> None:
     file = tmp_path / "sizes.yaml"
     weight, scale, x = torch.ones(256, 128).to(FP8), torch.ones(2, 1), torch.ones(5, 128, dtype=torch.bfloat16)
     quantised = torch.ones(5, 128).to(FP8), torch.ones(1, 5).t()
-    names = ("hidden_states", "w1", "w2", "topk_weights", "topk_ids")
     with tritongemm.capture(str(file)):
-        for operands in (BlockOperands(x, weight, scale), BlockOperands(quantised[0], weight, scale, quantised[1])):
-            server_calls.product_or(operands, lambda: torch.mm(x, torch.ones(128, 256, dtype=x.dtype)))
-        server_calls.mixture_or(MixtureOperands(*(mixture(16)[name] for name in names)), lambda given: x)
+        for layer in (BlockOperands(x, weight, scale), BlockOperands(quantised[0], weight, scale, quantised[1])):
+            server_calls.product_or(layer, lambda: torch.mm(x, torch.ones(128, 256, dtype=x.dtype)))
+        server_calls.mixture_or(operands(16), lambda given: x)
     text = file.read_text()
     assert text.count("a8w8_blockscale") == 2 and '"count": 1' in text, text
     assert "torch.mm" not in text and text.count("groups") >= 2

@@ -1,7 +1,5 @@
 """Layers of one input that are computed as one product: when, what falls back, and how it is undone."""
 
-import copy
-import pickle
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support.linear_layers import problem, record, stand_in_kernels
+from tests.support.served_region import Graphs, copies
 from tritongemm.core.record import Record
 from tritongemm.serving import joined_layers
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -209,7 +208,7 @@ def test_copies_and_pickles_are_served_by_themselves(calls: Calls) -> None:
     wanted = model(x)
     patch(model, make_records())
     model(x)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for other in copies(model):
         calls.clear()
         assert_equal(other(x), wanted)
         assert calls == [HEADS, KV, KV] and isinstance(other.q_proj, ServedLinear)
@@ -249,16 +248,10 @@ def test_a_compiled_model_is_served_layer_by_layer() -> None:
     model, x = make(), inputs(4)
     wanted = model(x)
     patch(model, make_records())
-    found: list[object] = []
-
-    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> object:
-        found.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
-        return graph
-
-    torch._dynamo.reset()
+    graphs = Graphs()
     with torch.no_grad():
-        assert_equal(torch.compile(model, fullgraph=True, backend=keep)(x), wanted)
-    assert found.count(torch.ops.tritongemm.mm) == 3
+        assert_equal(torch.compile(model, fullgraph=True, backend=graphs)(x), wanted)
+    assert [graph.count(torch.ops.tritongemm.mm) for graph in graphs] == [3]
 
 
 def test_invariant_rows_are_joined_only_if_all_add_up_in_one_order(

@@ -1,10 +1,6 @@
 """A patched model: what is served, what is left, and that nothing else of it changes."""
 
-import copy
-import io
-import pickle
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +9,7 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tests.support.served_region import Graphs, copies
 from tritongemm.core.record import Record
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.patch import ServedLinear
@@ -110,8 +107,8 @@ def test_nothing_but_the_computation_changes(records: list[Record]) -> None:
         assert torch.equal(model(x), expected)
         assert model.state_dict().keys() == before.keys()
         assert [name for name, _ in model.named_parameters()] == names and model.up.weight is model.tied.weight
-        copied, file = copy.deepcopy(model), io.BytesIO(pickle.dumps(model))
-        for other in (copied, pickle.load(file)):
+        copied, read = copies(model)
+        for other in (copied, read):
             assert type(other.up) is ServedLinear and torch.equal(other(x), expected)
             assert other.up.weight is other.tied.weight
         copied.load_state_dict(before)
@@ -131,17 +128,9 @@ def test_training_is_pytorchs(records: list[Record]) -> None:
 
 
 def test_one_graph_serves_every_m(records: list[Record]) -> None:
-    graphs: list[list[Any]] = []
-    inner = torch._dynamo.lookup_backend("aot_eager")
-
-    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
-        return inner(graph, inputs)
-
-    torch._dynamo.reset()
-    model = Block()
+    model, graphs = Block(), Graphs("aot_eager")
     tritongemm.patch(model, records)
-    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=keep)
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=graphs)
     with torch.no_grad():
         for rows in (2, 3, 17, 300):
             x = torch.randn(rows, 64)

@@ -1,7 +1,5 @@
 """`patch` on mixtures of experts of transformers: its own classes, bf16 and fp8, with random weights, on the CPU."""
 
-import copy
-import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import record
+from tests.support.served_region import copies
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
@@ -92,10 +91,7 @@ def test_experts_with_rows_are_served_until_that_is_undone() -> None:
     assert model.state_dict().keys() == before.keys()
     torch.testing.assert_close(model["bf16"](*given).float(), wanted, rtol=0.05, atol=0.1)
     assert (model["fp8"](*given).float() - wanted).norm() < 0.1 * wanted.norm()
-    saved = io.BytesIO()
-    torch.save(model, saved)
-    saved.seek(0)
-    for again in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
+    for again in copies(model):
         assert isinstance(again["fp8"], served_layers.ServedExperts)
         for name in ("bf16", "fp8"):
             assert torch.equal(again[name](*given), model[name](*given))

@@ -1,7 +1,5 @@
 """`patch` on transformers' fine-grained fp8 layers: its own class, with random weights, on the CPU."""
 
-import copy
-import io
 from typing import Any
 
 import pytest
@@ -10,6 +8,7 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import record
+from tests.support.served_region import copies
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics import verify
@@ -78,13 +77,8 @@ def test_layers_with_a_row_are_served_until_that_is_undone() -> None:
     with torch.no_grad():
         served = model.up(x)
         assert verify.deviation(served.view(10, -1), exact(model.up, x.view(10, -1))) < 0.2
-        copied = copy.deepcopy(model)
-        assert isinstance(copied.up, served_layers.ServedFP8Linear)
-        assert torch.equal(copied(x), model(x))
-        saved = io.BytesIO()
-        torch.save(model, saved)
-        saved.seek(0)
-        assert torch.equal(torch.load(saved, weights_only=False)(x), model(x))
+        for other in copies(model):
+            assert isinstance(other.up, served_layers.ServedFP8Linear) and torch.equal(other(x), model(x))
         compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
         for rows in (5, 3):
             assert torch.equal(compiled(x[:, :rows]), model(x[:, :rows]))

@@ -1,8 +1,6 @@
 """Layers of transformers that compute more than a product in one kernel: when, what falls back, how it is undone."""
 
-import copy
 import importlib
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tests.support.served_region import copies
 from tritongemm.core.problem import Problem
 from tritongemm.numerics import epilogues
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -83,7 +82,7 @@ def test_one_kernel_computes_gate_and_up_where_it_won(calls: Calls, name: str, a
     assert set(model.state_dict()) == state and isinstance(model[0], kind)
     with patched.paused():
         model(xs[0])
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for other in copies(model):
         torch.testing.assert_close(other(xs[0]), wanted[0])
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(xs[0]), wanted[0])
     patched.undo()
@@ -154,7 +153,7 @@ def test_projections_add_the_residual_of_a_decoder_layer_where_a_row_says_so(
         for x, theirs in zip(xs, wanted, strict=True):
             torch.testing.assert_close(call(model[0], x), theirs, rtol=0.02, atol=0.02)
         assert added == [K, INNER]  # at M 16 alone
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for other in copies(model):
             torch.testing.assert_close(call(other[0], xs[0]), wanted[0])
         seen: list[Any] = []
         hook: Any = lambda module, given, result: seen.append(result)

@@ -25,6 +25,7 @@ from tests.cpu.operations.test_four_bit_weights import (
     filled,
 )  # fmt: skip
 from tests.support.linear_layers import record
+from tests.support.served_region import Graphs
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.verify import deviation
@@ -157,18 +158,12 @@ def test_a_row_with_zero_points_serves_layers_that_have_them() -> None:
 
 
 def test_a_compiled_layer_is_one_operator() -> None:
-    model = Model()
+    model, graphs = Model(), Graphs()
     tritongemm.patch(model, [rows()])
-    graphs = []
-
-    def watch(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
-        return graph
-
-    compiled = torch.compile(model.awq, fullgraph=True, backend=watch, dynamic=True)
+    compiled = torch.compile(model.awq, fullgraph=True, backend=graphs, dynamic=True)
     with torch.no_grad():
         assert torch.equal(compiled(X), model.awq(X)) and torch.equal(compiled(X[:2]), model.awq(X[:2]))
-    assert graphs == [["tritongemm.linear_w4"]]
+    assert graphs == [[torch.ops.tritongemm.linear_w4]]
 
 
 def test_a_capture_writes_layers_that_have_no_row_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.linear_layers import attach_device, problem, record
-from tests.support.served_region import ServedCalls, gpu_that_serves
+from tests.support.served_region import Graphs, ServedCalls, gpu_that_serves
 from tritongemm.serving import api
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.serve import ServedRegion
@@ -168,20 +168,15 @@ def test_other_records_are_seen_at_once(gpu: Gpu) -> None:
 
 
 def test_compiled_inside_it_is_the_operation_and_outside_it_is_not() -> None:
-    dispatcher, graphs = Dispatcher(), list[list[Any]]()
+    dispatcher, graphs = Dispatcher(), Graphs()
     dispatcher.load([record(problem(16, 32, 64))])
 
-    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
-        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
-        return graph
-
-    torch._dynamo.reset()
     w, other = torch.randn(32, 64), torch.randn(33, 64)
     compiled = torch.compile(
         lambda x: functional.linear(x, w).sum() + functional.linear(x, other).sum(),
         dynamic=True,
         fullgraph=True,
-        backend=keep,
+        backend=graphs,
     )
     with torch.no_grad(), ServedRegion(None, dispatcher):
         for rows in (2, 5, 16):

@@ -93,18 +93,25 @@ def test_every_distribution_gives_numbers(family: Family, problem: Problem, dist
 
 def test_rounding_passes_and_faults_do_not(family: Family, problem: Problem) -> None:
     """C rounded to its type is within the tolerance; scales left out or mixed up and a lost part of K are not."""
+    for one in map(problem.scaled, family.scalings(problem.a.dtype, problem.b.dtype) or [(None, None)]):
+        operands = family.make_inputs(one, "cpu")
+        exact, tolerance = reference(family, one, operands), family.tolerance(one)
+        assert 0 < deviation(exact.to(getattr(torch, one.c.type.torch)), exact) <= tolerance
+        assert 0.05 < float(exact.square().mean().sqrt()) < 1e4
+        for extra in one.extras:
+            factors = operands[extra.name]
+            moved = [factors.roll(1, axis) for axis, size in enumerate(factors.shape) if size > 1]
+            for wrong in (torch.ones_like(factors), *moved):
+                spoiled = operands | {extra.name: wrong}
+                assert deviation(reference(family, one, spoiled), exact) > tolerance, (one.key, extra.name)
+            if factors.dtype == torch.uint8:
+                nan = operands | {extra.name: torch.full_like(factors, 255)}
+                assert reference(family, one, nan).isnan().all()
     operands = family.make_inputs(problem, "cpu")
-    exact, tolerance = reference(family, problem, operands), family.tolerance(problem)
-    assert 0 < deviation(exact.to(getattr(torch, problem.c.type.torch)), exact) <= tolerance
-    assert 1e-3 < float(exact.square().mean().sqrt()) < 1e4
-    for extra in problem.extras:
-        factors = operands[extra.name]
-        for wrong in (torch.ones_like(factors), factors.flatten().roll(1).reshape(factors.shape)):
-            spoiled = operands | {extra.name: wrong}
-            assert deviation(reference(family, problem, spoiled), exact) > tolerance, extra.name
     lost = operands["a"].clone()
     lost[:, -lost.shape[1] // 4 :] = 0
-    assert deviation(reference(family, problem, operands | {"a": lost}), exact) > tolerance
+    exact, found = (reference(family, problem, given) for given in (operands, operands | {"a": lost}))
+    assert deviation(found, exact) > family.tolerance(problem)
 
 
 def test_b_may_be_in_another_order(family: Family, problem: Problem, target: Target) -> None:

@@ -84,9 +84,3 @@ def test_a_family_fills_and_reads_it(layout: WeightLayout, problem: Problem) -> 
 def _divided(problem: Problem) -> Problem:
     """A product whose N, or of four bits K, no order divides."""
     return replace(problem, n=63) if problem.b.type.packed == 1 else replace(problem, k=130)
-
-
-def test_problems_of_two_orders_are_distinguished(problem: Problem) -> None:
-    plain = replace(problem, b=problem.b._replace(order=PLAIN))
-    assert problem.key != plain.key and problem.operands["b"].order == problem.b.order
-    assert Problem.from_json(problem.to_json()) == problem

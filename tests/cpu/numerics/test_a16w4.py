@@ -19,7 +19,6 @@ from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.formats import make_problem
 from tritongemm.measure.interpreting import InterpreterJob
-from tritongemm.numerics.verify import deviation
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search.pruning.prune import prune
@@ -140,33 +139,6 @@ def test_wrong_kernels_are_noticed(
     assert old in text
     ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, chosen, text.replace(old, new)), 60)
     assert error > tolerance
-
-
-def test_the_reference_of_nvfp4_is_what_the_bytes_say() -> None:
-    operands = FAMILY.make_inputs(NVFP4, "cpu")
-    a, b, scale = operands["a"].double(), operands["b"], operands["scale_b"]
-    assert scale.shape == (25, 40) and scale.dtype == torch.bfloat16 and b.shape == (200, 40)
-    magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-    values = [*magnitudes, *(-one for one in magnitudes)]
-    exact = FAMILY.reference(NVFP4, operands)
-    for i, j in ((0, 0), (18, 39)):
-        weights = [values[int(b[k // 2, j]) >> 4 * (k % 2) & 15] * float(scale[k // 16, j]) for k in range(400)]
-        assert float(exact[i, j]) == pytest.approx(sum(float(a[i, k]) * weights[k] for k in range(400)), rel=1e-12)
-
-
-@pytest.mark.parametrize("problem", [INT4, ZEROS], ids=["symmetric", "zero points"])
-def test_the_reference_is_what_the_bytes_say(problem: Problem) -> None:
-    operands = FAMILY.make_inputs(problem, "cpu")
-    a, b, scale = operands["a"].double(), operands["b"], operands["scale_b"].double()
-    assert b.shape == (192, 40) and b.stride() == (1, 192)
-    scale, zeros = (scale[:, 0], scale[:, 1] + 8) if problem == ZEROS else (scale, torch.full((3, 40), 8.0))
-    assert scale.shape == zeros.shape == (3, 40) and (problem == INT4 or (zeros.min(), zeros.max()) == (0, 15))
-    exact = FAMILY.reference(problem, operands)
-    for i, j in ((0, 0), (18, 39), (7, 20)):
-        numbers = [(int(b[k // 2, j]) >> 4 * (k % 2) & 15) - float(zeros[k // 128, j]) for k in range(384)]
-        weights = [number * float(scale[k // 128, j]) for k, number in enumerate(numbers)]
-        assert float(exact[i, j]) == pytest.approx(sum(float(a[i, k]) * weights[k] for k in range(384)), rel=1e-12)
-    assert deviation(exact.bfloat16(), exact) < FAMILY.tolerance(problem)
 
 
 def test_numbers_of_the_halves_of_a_span_share_a_byte() -> None:

@@ -11,7 +11,6 @@ import torch
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
-from tests.support.tables import each
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
@@ -64,34 +63,6 @@ def test_every_template_applies_scales_along_k(interpreted: Interpreted, scales:
     assert {t for t in templates if template_facts.reads_b(t, problem)} <= {c.template for c in (*CONFIGS, *GROUPED)}
     found = interpreted.errors(problem, CONFIGS, SM90)
     assert all(e * FAMILY.tolerance(problem) < 1e-3 for e in found.values()), found
-
-
-def lifted(problem: Problem, operands: Operands) -> torch.Tensor:
-    """C [M, N], written element by element: the slow way."""
-    c = torch.zeros(problem.m, problem.n, dtype=torch.float64)
-    a, b, of_a, of_b = (operands[name].double() for name in ("a", "b", "scale_a", "scale_b"))
-    for k in range(problem.k):
-        left = of_a[k // 128] if problem.a.scaling.layout == "groups" else of_a[:, k // 128]  # type: ignore[union-attr]
-        right = of_b[k // 128] if problem.b.scaling.layout == "groups" else of_b[:, k // 128]  # type: ignore[union-attr]
-        right = right.repeat_interleave(problem.b.scaling.rows)[: problem.n]  # type: ignore[union-attr]
-        c += torch.outer(a[:, k] * left[: problem.m], b[k] * right)
-    return c
-
-
-@each("scales", FORMS)
-def test_a_scale_in_another_place_fails(scales: str) -> None:
-    problem = of(scales, **{**FORMS[scales], "bias": "none"})
-    operands = FAMILY.make_inputs(problem, "cpu")
-    exact, tolerance = FAMILY.reference(problem, operands), FAMILY.tolerance(problem)
-    assert deviation(exact, lifted(problem, operands)) < 1e-12
-    assert 0.1 < float(exact.square().mean().sqrt()) < 10
-    for name in ("scale_a", "scale_b"):
-        spread = operands[name].max() / operands[name].min()
-        assert 2**6 < float(spread) <= 3 * 2**20
-        for axis in (0, 1):
-            if operands[name].shape[axis] > 1:
-                moved = operands | {name: operands[name].roll(1, axis)}
-                assert deviation(FAMILY.reference(problem, moved), exact) > 10 * tolerance
 
 
 def summed(problem: Problem, operands: Operands, bits: int) -> torch.Tensor:

@@ -56,32 +56,6 @@ def test_the_order_of_b(dtype: torch.dtype, run: int) -> None:
 
 
 @each("family", FAMILIES)
-def test_the_reference_reads_it(family: str) -> None:
-    one = problem(family)
-    plugin = registry.get(Family, family)
-    target = GFX950 if "a4w4" in family else GFX942
-    assert plugin.supports(one, target)
-    operands = plugin.make_inputs(one, "cpu")
-    exact = plugin.reference(one, operands)
-    assert exact.shape == (33, 256) and 0.05 < float(exact.square().mean().sqrt()) < 1e3
-    b = LAYOUT.unpack(operands["b"])
-    assert torch.equal(plugin.reference(replace(one, b=one.b._replace(order=PLAIN)), operands | {"b": b}), exact)
-    plain = plugin.make_inputs(replace(one, b=one.b._replace(order=PLAIN)), "cpu")
-    assert torch.equal(plain["b"].double(), b.double()), "the same numbers in another order"
-    if family == "a8w8_blockscale":
-        i, j = 7, 200
-        terms = (
-            float(operands["a"][i, k]) * float(operands["scale_a"][k // 128, i])
-            * float(b[k, j]) * float(operands["scale_b"][j // 128, k // 128])
-            for k in range(512)
-        )  # fmt: skip
-        assert float(exact[i, j]) == pytest.approx(sum(terms), rel=1e-12)
-    assert "column-major" in plugin.supports(replace(one, b=one.b._replace(row_major=True)), target).reason
-    assert not plugin.supports(replace(one, n=40), target)
-    assert not plugin.supports(replace(one, k=520), target)
-
-
-@each("family", FAMILIES)
 def test_who_reads_it(family: str) -> None:
     one = problem(family)
     target = GFX950 if "a4w4" in family else GFX942

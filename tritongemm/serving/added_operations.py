@@ -1,7 +1,7 @@
 """Functions of operations that one kernel computes: `linear_w4`, `linear_act`, and those of added files."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -16,7 +16,9 @@ from tritongemm.operations.linear_act import ActivatedLayer, ActivatedOperands, 
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
 from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision
 from tritongemm.serving import dispatcher as engine
+from tritongemm.serving.calls import CallKey
 from tritongemm.serving.mixtures import steps_for
+from tritongemm.serving.products import serve_calls
 from tritongemm.serving.traced_operations import define
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -42,11 +44,8 @@ def function_of(name: str) -> Callable[..., Tensor]:
 def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
     """Return the function that computes an operation by a tuned kernel, else as it does itself."""
     operands = operation.operands
-
-    def compute(*args: Any, **named: Any) -> Tensor:
-        return _run(operation, operands(*args, **named))
-
-    trace = define(operation, compute)
+    _, _, serve = serve_calls(operation, partial(_key_of, operation.name))
+    trace = define(operation, lambda *args, **named: serve(*operands(*args, **named)))
 
     def call(*args: Any, **named: Any) -> Tensor:
         given = operands(*args, **named)
@@ -61,7 +60,7 @@ def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
             elif isinstance(one, Tensor):
                 break
         else:
-            return _run(operation, given)
+            return serve(*given)
         return operation.make_fallback(operation.check(given))(*given)
 
     call.__name__ = call.__qualname__ = operation.name
@@ -69,24 +68,18 @@ def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
     return call
 
 
-def _run(operation: ProductOperation, given: Any) -> Tensor:
-    """Return the result for plain tensors that want no gradient."""
-    key: list[Any] = [operation.name]
-    try:
-        for one in given:
-            if type(one) in _PLAIN:
-                dtype = one.dtype
-                key += (one.shape, one.stride(), dtype, one.get_device())
-                if dtype is _FLOAT32:
-                    key.append(float32_precision())
-            else:
-                key.append(one)
-    except RuntimeError:  # sparse tensors have no strides, nested ones no shape
-        operation.check(given)
-        raise
-    of_call = tuple(key)
-    call = engine.default.calls.table.get(of_call) or engine.default.resolve(operation, of_call, given)
-    return call(*given)
+def _key_of(*given: Any) -> CallKey:
+    """Return the key of a call; float32 has PyTorch's precision in it."""
+    key: list[Any] = []
+    for one in given:
+        if type(one) in _PLAIN:
+            dtype = one.dtype
+            key += (one.shape, one.stride(), dtype, one.get_device())
+            if dtype is _FLOAT32:
+                key.append(float32_precision())
+        else:
+            key.append(one)
+    return tuple(key)
 
 
 def linear_w4(

@@ -39,7 +39,7 @@ def _is_watched() -> bool:
     return _modes() > 0 or _tracing() is not None or _forward._current_level >= 0
 
 
-def _serve_calls(
+def serve_calls(
     operation: ProductOperation, make_key: Callable[..., CallKey]
 ) -> tuple[Callable[..., Any], Callable[..., Tensor], Callable[..., Tensor]]:
     """Return an operation's look-up for compiled code, its call in Python, and its call by either."""
@@ -143,7 +143,7 @@ def _scaled_key(
     return key if bias is None else (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device())
 
 
-_find_scaled, _run_scaled, _serve_scaled = _serve_calls(SCALED, _scaled_key)
+_find_scaled, _run_scaled, _serve_scaled = serve_calls(SCALED, _scaled_key)
 _trace_scaled = define(SCALED, lambda *given: _serve_scaled(*ScaledOperands(*given)))  # PyTorch leaves out defaults
 
 
@@ -284,7 +284,7 @@ def _batch_key(
     return key
 
 
-_find_batch, _run_bmm, _serve_bmm = _serve_calls(BATCHED, _batch_key)
+_find_batch, _run_bmm, _serve_bmm = serve_calls(BATCHED, _batch_key)
 _trace_bmm = define(BATCHED, lambda *given: _serve_bmm(*BatchOperands(*given)))
 
 
@@ -381,7 +381,7 @@ def _grouped_key(
     return key
 
 
-_find_grouped, _run_grouped, run_grouped = _serve_calls(GROUPED, _grouped_key)
+_find_grouped, _run_grouped, run_grouped = serve_calls(GROUPED, _grouped_key)
 _trace_grouped = define(GROUPED, lambda *given: run_grouped(*GroupedOperands(*given)))
 
 

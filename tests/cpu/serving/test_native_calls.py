@@ -23,10 +23,11 @@ from tritongemm.hip_ext.launching.patched_launch import address_writers
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.contract import Reading
 from tritongemm.operations.dense import DENSE, DenseOperands
+from tritongemm.operations.linear_act import LINEAR_ACT
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.operations.torch_products import linear
-from tritongemm.serving import products
+from tritongemm.serving import added_operations, products
 from tritongemm.serving.calls import CallsByLayout
 from tritongemm.serving.dispatcher import Dispatcher, layer_key
 from tritongemm.serving.launching import FastCall, OperandCall, prepare_layer
@@ -266,6 +267,21 @@ def test_other_operations_write_to_new_memory_or_to_the_given_memory(served: tup
         traced = torch.ops.tritongemm.scaled_mm(*scaled[:6])  # PyTorch leaves out what has its default value
         torch.testing.assert_close(traced, x @ w.T)
     assert len(gpu.launched) == 9
+
+
+def test_functions_with_a_general_key_are_served_too(served: tuple[Dispatcher, HostGpu]) -> None:
+    dispatcher, gpu = served
+    x, w = random(M, K), random(N, K)
+    given = LINEAR_ACT.operands(x, w, "relu")
+    reading: Any = type("Reading", (), {"tensors": {"a": x, "b": w}, "result": ((M, N), torch.bfloat16)})
+    ready = OperandCall(
+        LINEAR_ACT, given, reading, LINEAR_ACT.make_fallback(given), gpu, linear_layers.stand_in_device()
+    )
+    dispatcher.calls.table[added_operations._key_of("linear_act", *given)] = ready
+    with torch.no_grad():
+        check(lambda x, w: tritongemm.linear_act(x, w, "relu"), (x, w))  # the kernel that stands in has no activation
+    assert len(gpu.launched) == 3 and tritongemm.linear_act(x, w[1:], "relu").shape == (M, N - 1)
+    assert tritongemm.linear_act(x.requires_grad_(), w, "relu").requires_grad and len(gpu.launched) == 3
 
 
 def test_code_of_inductor_gives_the_memory_of_the_result(served: tuple[Dispatcher, HostGpu], path: str) -> None:

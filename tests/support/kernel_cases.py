@@ -52,8 +52,6 @@ FRAGMENTS = (
     Config("fragments", 8, 32, 256, split_k=2, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),
     Config("fragments", 16, 16, 256, split_k=2, num_warps=2, options=(("poll", 1), ("slices", 2), ("swap_ab", 1))),
     Config("fragments", 32, 64, 128, num_warps=4, options=(("swap_ab", 1),)),
-    Config("fragments", 8, 32, 256, 1, 1, 2, 1, (("held", 1), ("slices", 2), ("swap_ab", 1))),
-    Config("fragments", 16, 64, 64, 1, 2, 4, 1, (("held", 1), ("poll", 1), ("swap_ab", 1))),
 )
 FRAGMENTS_OF_GROUPS = (
     Config("grouped_fragments", 8, 32, 256, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),
@@ -62,4 +60,3 @@ FRAGMENTS_OF_GROUPS = (
 )
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these
 WS_FRAGMENTS = Config("ws_fragments", 96, 128, 64, 2, num_warps=8, num_stages=4, options=(("share", 1), ("swap_ab", 1)))
-WS_DIRECT = Config("ws_fragments", 96, 128, 64, 1, 2, 8, 4, (("direct", 1), ("swap_ab", 1)))

@@ -15,7 +15,6 @@ from tests.support.kernel_cases import (
     POINTERS,
     SPLIT,
     TMA,
-    WS_DIRECT,
     WS_FRAGMENTS,
 )
 from tritongemm.core.config import Config
@@ -117,7 +116,7 @@ CASES = {
         _problem("a8w8_blockscale", "fp8e4m3fn", scales="block", groups=replace(_GROUPS, room=40)), _GROUPED_BLOCKS
     ),
     "fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1"), (*MX_GEMV, *MX_BATCHED), True),
-    "int4 in fragments": ModuleCase(_fragments("int4", "weight_64_zeros"), (*FRAGMENTS, WS_FRAGMENTS, WS_DIRECT)),
+    "int4 in fragments": ModuleCase(_fragments("int4", "weight_64_zeros"), (*FRAGMENTS, WS_FRAGMENTS)),
     "groups of int4 in fragments": ModuleCase(
         replace(_fragments("int4", "weight_64_zeros"), groups=_GROUPS), FRAGMENTS_OF_GROUPS
     ),

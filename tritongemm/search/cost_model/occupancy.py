@@ -92,9 +92,7 @@ def takes_turns(config: Config, problem: Problem, target: Target) -> bool:
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Return the bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may need more."""
     if "warp_roles" in search_facts(config.template).rules:
-        # They have operands of one type there, also of a weight of four bits.
-        slot = matrix_sides(config)[0] + columns_of_slot(config, problem)
-        return config.num_stages * int(slot * config.block_k * problem.a.type.width)
+        return config.num_stages * int(slot_lines(config, problem) * config.block_k * problem.a.type.width)
     a = int(config.block_m * config.block_k * problem.a.type.width)
     b = int(config.block_n * config.block_k * problem.b.type.width)
     if without_matrix_units(config):
@@ -107,6 +105,12 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     # Only operands that matrix instructions read from LDS keep the buffer of the stage in use.
     free = target.free_stages if not target.has("wgmma") or async_matrix(config, target) else 1
     return (config.num_stages - free) * (a + b)
+
+
+def slot_lines(config: Config, problem: Problem) -> int:
+    """Return the rows and columns of a tile, as matrix instructions see them, that a slot of the ring has room for."""
+    rows = 0 if kernel_template(config.template).fragments else matrix_sides(config)[0]  # from registers
+    return rows + columns_of_slot(config, problem)
 
 
 def stored_bytes(config: Config, problem: Problem) -> int:
@@ -132,15 +136,15 @@ def block_sum_registers(config: Config, problem: Problem, target: Target) -> int
     Warp-specialised kernels keep a second accumulator if K is too long for one sum of fp8 products in the matrix units.
     A separate block sum is also needed if scales change along K and the matrix units do not apply them;
     warp-specialised kernels then multiply large tiles in two parts, side by side or, if the tile is high, one below the
-    other.
+    other. Of a weight of four bits they hold two widened blocks instead, of which one is multiplied.
     """
     with_roles = "warp_roles" in search_facts(config.template).rules
     if adds_blocks(problem, target) and with_roles:
         return accumulator_registers(config, target)
     if not problem.scale_depth or problem.microscaled or without_matrix_units(config) or not config.is_generated:
         return 0
-    if with_roles and has_four_bit_weight(problem):  # its factors multiply widened numbers
-        return 0
+    if with_roles and has_four_bit_weight(problem):
+        return config.block_n * config.block_k // (config.num_warps * target.wave_size)
     template, (rows, columns) = kernel_template(config.template), matrix_sides(config)
     at_once = columns_at_once(problem)
     rest = template.value(config, "tail", at_once) if "tail" in template.constexprs else 0

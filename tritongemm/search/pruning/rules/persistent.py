@@ -7,7 +7,6 @@ from tritongemm.codegen.template_facts import (
     MOST_PADDED,
     PADDED_STEP,
     columns_at_once,
-    columns_of_slot,
     exchanges_sums,
     kernel_template,
     odd_block,
@@ -18,7 +17,12 @@ from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides
+from tritongemm.search.cost_model.occupancy import (
+    accumulator_registers,
+    block_sum_registers,
+    matrix_sides,
+    slot_lines,
+)
 from tritongemm.search.cost_model.waves import PARTIAL_BYTES, count_tiles
 
 Check = Callable[[Config, Problem, Target], "str | None"]
@@ -50,7 +54,7 @@ def ring(config: Config, problem: Problem, target: Target) -> str | None:
     template = kernel_template(config.template)
     at_once = columns_at_once(problem)
     rest, padded = template.value(config, "tail", at_once), padded_columns(config, at_once)
-    slot = (rows + columns_of_slot(config, problem)) * problem.a.type.bytes * config.block_k
+    slot = slot_lines(config, problem) * problem.a.type.bytes * config.block_k
     slot += factor_bytes(config, problem)
     sharers = config.split_k if exchanges_sums(config, at_once) else 1
     sums = rows * width * PARTIAL_BYTES * (sharers - 1) // sharers

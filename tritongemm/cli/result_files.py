@@ -55,7 +55,11 @@ def read(path: Path, defaults: Defaults, found: ReadFiles) -> None:
     """Read results and the journal beside them, a journal alone, a library, a campaign's folder, or shipped tables."""
     if str(path) == shipped_tables.NAME:
         gbps = machine.memory_gbps(machine.find_machine(None))
-        found.add(row.record for row in read_table(path).rows if same_memory(row.shipped_for, gbps))
+        fitting = [row.record for row in read_table(path).rows if same_memory(row.shipped_for, gbps)]
+        if not fitting:
+            known = ", ".join(shipped_tables.names())
+            raise InputError(f"no GPU is here that has shipped tables; there are: {known}; lookup --shipped names one")
+        found.add(fitting)
         return
     if (path / CAMPAIGN).is_file():
         _read_campaign(path, defaults, found)

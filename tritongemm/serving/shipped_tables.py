@@ -45,13 +45,18 @@ def read() -> list[ShippedTables]:
     return [_read(path) for path in files()]
 
 
+def names() -> list[str]:
+    """Return the names of the GPUs that there are tables of, such as ``h200``."""
+    return [path.name.removesuffix(_SUFFIX) for path in files()]
+
+
 def find(name: str) -> ShippedTables:
     """Return the tables of one kind of GPU, by the name of its file, such as ``h200``.
 
     Raises:
         InputError: there are none, or the file is damaged.
     """
-    known = {path.name.removesuffix(_SUFFIX): path for path in files()}
+    known = dict(zip(names(), files(), strict=True))
     if name.lower() not in known:
         raise InputError(f"there are no shipped tables of {name}; there are: {', '.join(known) or 'none'}")
     return _read(known[name.lower()])

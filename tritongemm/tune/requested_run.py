@@ -204,7 +204,7 @@ def _write_tuned_file(
     watcher.say_alike(f"{tuned_file.path}: {record.problem.key}: {reason}" for record, reason in written.omitted)
     for name in filter(None, written.files):
         watcher.say(f"written: {tuned_file.place / name}")
-    lost = f"; {len(written.omitted)} without something that {store.path} has" if written.omitted else ""
+    lost = f"; {len(written.omitted)} not, or not in full: {store.path} has all" if written.omitted else ""
     watcher.say(f"{tuned_file.path}: {written.count} results written{lost}")
 
 

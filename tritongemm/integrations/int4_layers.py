@@ -13,21 +13,22 @@ from tritongemm.operations.four_bit_weights import PackedWeight, pack_nvfp4
 from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, choose_nvfp4, pack_int4_experts
+from tritongemm.system import settings
 
 LEFT: Final = "tritongemm_w4_left"  # attribute of a layer: why it is not served
 ORDER: Final = "tritongemm_w4_order"  # attribute of a layer: that of its weight
 WEIGHT, SCALE, BIAS = KEPT = ("tritongemm_w4_weight", "tritongemm_w4_scale", "tritongemm_w4_bias")  # its buffers
 
 
-NO_ROOM: Final = "of four bits that would leave less than half of the GPU's memory"
+NO_ROOM: Final = "of four bits for which too little memory would stay free (TRITONGEMM_FREE)"
 
 
 def has_room(weight: Tensor, needed: int) -> bool:
-    """Return whether half of a weight's GPU stays free where `needed` bytes more are kept on it."""
+    """Return whether enough of a weight's GPU stays free where `needed` bytes more are kept on it."""
     if not weight.is_cuda:
         return True
     free, total = torch.cuda.mem_get_info(weight.get_device())
-    return bool(2 * (free - needed) >= total)
+    return bool(free - needed >= settings.free_share() * total)
 
 
 def find(

@@ -53,6 +53,7 @@ def start_serving(server: str) -> str:
         LOG.parent = logging.getLogger(server)
         LOG.setLevel(logging.NOTSET)  # Messages have the server's level.
     try:
+        settings.free_share()  # which is read when weights are
         return default_dispatcher().add_configured() if settings.tuned_configs() else ""
     except TritonGemmError as error:
         LOG.error("%s; nothing is served by tuned kernels", error)

@@ -2,7 +2,7 @@
 kernels: gpt-oss's (mxfp4), and those of int4 that Marlin computes (GPTQ, AWQ, compressed-tensors).
 
 vLLM converts the experts' weights for its kernels when a model is loaded. Before that they are converted for their
-rows, and kept beside vLLM's, as long as half of the GPU's memory stays free.
+rows, and kept beside vLLM's, as long as enough of the GPU's memory stays free.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ TRITONGEMM_CACHE_TRUST   users whose compiled kernels are used too where a folde
 TRITONGEMM_CONFIG   files of tuned records, libraries of kernels, and "shipped" for the tables of this package, that
                     `tritongemm.mm` serves, and the plug-ins of servers, separated by ":"
 AITER_CONFIG_GEMM_BF16, AITER_CONFIG_GEMM_A8W8, …   the same of AITER's families, as AITER calls them, behind those
+TRITONGEMM_FREE     share of a GPU's memory that stays free where a server's weights of four bits are kept twice;
+                    default: 0.5
 TRITONGEMM_LOG      config: a line in the log for each new size that is called; AITER_LOG_TUNED_CONFIG=1 is the same
 TRITONGEMM_NATIVE   0: calls are served from Python alone
 TRITONGEMM_ONLINE   1: algorithms of the vendor's library are tried for sizes that `tritongemm.mm` meets untuned
@@ -125,6 +127,15 @@ def invariant() -> bool:
 def native() -> bool:
     """Return whether calls may be served from compiled code."""
     return os.environ.get("TRITONGEMM_NATIVE", "") != "0"
+
+
+def free_share() -> float:
+    """Return the share of a GPU's memory that stays free where weights are kept twice."""
+    text = os.environ.get("TRITONGEMM_FREE") or "0.5"
+    share = float(text) if _SECONDS.fullmatch(text) and ":" not in text else 2.0
+    if share > 1:
+        raise InputError(f"TRITONGEMM_FREE must be a share of the GPU's memory from 0 to 1, as 0.5, not {text!r}")
+    return share
 
 
 def online() -> bool:

@@ -27,7 +27,7 @@ from tests.support.fakes.servers import install_sglang, install_sglang_int4, ins
 from tests.support.linear_layers import record
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
-from tritongemm.integrations import loaded_model, sglang, vllm
+from tritongemm.integrations import int4_layers, loaded_model, process, sglang, vllm
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
 from tritongemm.plugins import registry
@@ -223,3 +223,22 @@ def test_a_weight_that_is_refused_stays_the_servers(kinds: tuple[Any, Any]) -> N
     layer.load()
     assert layer.tritongemm_w4_left.startswith("of int4 that is refused: the scale factors hold NaN")
     assert torch.equal(layer(torch.ones(4, K).bfloat16())[0], (6 + torch.arange(N)).bfloat16())
+
+
+@pytest.mark.parametrize(("share", "fits"), [("", 50), ("0.25", 75), ("0", 100)])
+def test_a_share_of_the_memory_stays_free(share: str, fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONGEMM_FREE", share)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 100))
+    weight: Any = SimpleNamespace(is_cuda=True, get_device=lambda: 0)
+    assert int4_layers.has_room(weight, fits) and not int4_layers.has_room(weight, fits + 1)
+
+
+@pytest.mark.parametrize("share", ["half", "1.5", "-1", "0:1"])
+def test_a_share_that_is_none_is_named(
+    share: str, table: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITONGEMM_FREE", share)
+    assert process.start_serving("vllm") == ""
+    assert caplog.messages[-1].startswith(
+        "TRITONGEMM_FREE must be a share of the GPU's memory from 0 to 1, as 0.5, not"
+    )

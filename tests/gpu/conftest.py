@@ -34,12 +34,18 @@ def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+def inference() -> Iterator[None]:
+    """No gradients are asked for."""
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def dispatcher(monkeypatch: pytest.MonkeyPatch, inference: None) -> Dispatcher:
     """That of a process which has read nothing, and asks for no gradients."""
     unloaded = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
-    with torch.no_grad():
-        yield unloaded
+    return unloaded
 
 
 @pytest.fixture(autouse=True)

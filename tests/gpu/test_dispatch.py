@@ -1,7 +1,6 @@
 """`tritongemm.mm` on a real GPU: every template against float64, streams, threads, graphs and torch.compile."""
 
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_table import RecordTable
 
-pytestmark = needs_gpu
+pytestmark = [needs_gpu, pytest.mark.usefixtures("inference")]
 
 
 def problem(m: int, n: int, k: int, bias: str = "none", c: str = "bf16") -> Problem:
@@ -83,12 +82,6 @@ def loaded() -> None:
     assert len({case[0] for case in CASES.values()}) == len(CASES), "two cases of one size"
     won = record(problem(64, 64, 64), Config("tile", 16, 16, 16), winner="torch")
     assert tritongemm.load([*records, won]) == len(records) + 1
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def operands(name: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype, Tensor]:

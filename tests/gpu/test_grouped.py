@@ -9,7 +9,7 @@ import yaml
 from torch.nn import functional
 
 import tritongemm
-from tests.gpu.here import graph_of, needed_fp8, record, triton
+from tests.gpu.here import graph_of, needed_fp8, record, replayed, triton
 from tests.gpu.test_numeric import verify_all
 from tritongemm.build.few_expert_kernels import SCALES
 from tritongemm.build.pool import BuildPool
@@ -191,10 +191,7 @@ def test_a_mixture_of_experts(
     compiled = torch.compile(compute)
     assert (compiled().float() - exact).norm() / norm < limit
     if alone:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = [compute() for _ in range(3)]
-        graph.replay()
+        captured = replayed(lambda: [compute() for _ in range(3)])
         assert all(torch.equal(one, compute()) for one in captured)
 
 

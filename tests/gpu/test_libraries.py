@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TypeAlias
 
 import pytest
 import torch
@@ -28,36 +27,29 @@ from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 
 BLASLT = registry.get(LibraryBackend, "blaslt")
 FP8 = ("fp8e4m3fn", "fp8e4m3fn")
-Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]"  # A, B, the bias, C
 
 
-def made(problem: Problem) -> Tensors:
-    given = DENSE.make_inputs(problem, "cuda")
+def made(problem: Problem) -> Operands:
     c = torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.type.torch), device="cuda")
-    return given["a"], given["b"], given.get("bias"), c
+    return DENSE.make_inputs(problem, "cuda") | {"c": c}
 
 
-def named(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> Operands:
-    """The operands as backends take them."""
-    return {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
-
-
-def operation(problem: Problem, operands: Tensors, config: Config | None = None) -> Callable[[], object]:
+def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object]:
     """The call of an algorithm that the library must have."""
-    call = BLASLT.operation(problem, named(*operands), config)
+    call = BLASLT.operation(problem, operands, config)
     assert call is not None, f"no algorithm for {problem.key}"
     return call
 
 
-def check(problem: Problem, config: Config | None = None, operands: Tensors | None = None) -> None:
-    a, b, bias, c = operands or made(problem)
-    call = operation(problem, (a, b, bias, c), config)
+def check(problem: Problem, config: Config | None = None, operands: Operands | None = None) -> None:
+    given = operands or made(problem)
+    call = operation(problem, given, config)
 
     def run() -> None:
         call()
         torch.cuda.synchronize()
 
-    found = verify.verify(problem, DENSE, run, c, DENSE.reference(problem, named(a, b, bias, c)))
+    found = verify.verify(problem, DENSE, run, given["c"], DENSE.reference(problem, given))
     assert found.ok, f"{problem.key}: {found.reason}"
 
 
@@ -79,12 +71,12 @@ def test_fp8_in_every_output(out: str) -> None:
         problem = Problem(64, 256, 512, *matrices(*FP8, out, layout="TN"), bias=bias)
         check(problem)
         operands = made(problem)
-        configs = BLASLT.list_algorithms(problem, named(*operands))
+        configs = BLASLT.list_algorithms(problem, operands)
         assert {c.option("fast") for c in configs} == {0, 1}
         for config in (configs[0], configs[-1]):
             check(problem, config, operands)
     row = Problem(64, 256, 512, *matrices(*FP8, out))
-    assert BLASLT.operation(row, named(*made(row))) is None  # not TN
+    assert BLASLT.operation(row, made(row)) is None  # not TN
 
 
 @needs_gpu
@@ -93,14 +85,14 @@ def test_int8_and_mixed_types() -> None:
     check(Problem(64, 256, 512, *matrices("int8", c="int32", layout="TN"), bias="n"))
     check(Problem(64, 256, 512, *matrices(c="fp32", layout="TN")))
     mixed = Problem(64, 256, 512, *matrices(b="bf16", c="fp32"))
-    assert BLASLT.operation(mixed, named(*made(mixed))) is None
+    assert BLASLT.operation(mixed, made(mixed)) is None
 
 
 @needs_gpu
 def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
     problem = Problem(256, 1280, 2048, *matrices("bf16", layout="TN"), bias="n")
     operands = made(problem)
-    configs = BLASLT.list_algorithms(problem, named(*operands))
+    configs = BLASLT.list_algorithms(problem, operands)
     assert len(configs) > 1 and len({algorithms.identity(c) for c in configs}) == len(configs)
     assert all(Config.parse(c.name) == c for c in configs)
     for config in configs[:: max(1, len(configs) // 64)]:
@@ -116,7 +108,7 @@ def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
 def test_algorithms_are_rebuilt_from_their_attributes() -> None:
     problem = Problem(256, 1280, 2048, *matrices("bf16", layout="TN"))
     operands = made(problem)
-    prepared = algorithms._prepared(problem, named(*operands), False)
+    prepared = algorithms._prepared(problem, operands, False)
     assert prepared is not None
     plan, _ = prepared
     same = 0
@@ -124,11 +116,11 @@ def test_algorithms_are_rebuilt_from_their_attributes() -> None:
         again = plan.rebuild(dict(algorithm.values))
         same += again is not None and again.values == algorithm.values
         if again is not None:
-            c = operands[3].fill_(float("nan"))
-            args = (operands[1].data_ptr(), operands[0].data_ptr(), c.data_ptr(), c.data_ptr())
+            c = operands["c"].fill_(float("nan"))
+            args = (operands["b"].data_ptr(), operands["a"].data_ptr(), c.data_ptr(), c.data_ptr())
             plan.prepare(again, *args)(algorithms._workspace(c.device, 0).data_ptr(), 0)
             torch.cuda.synchronize()
-            assert verify.deviation(c, DENSE.reference(problem, named(*operands))) <= DENSE.tolerance(problem)
+            assert verify.deviation(c, DENSE.reference(problem, operands)) <= DENSE.tolerance(problem)
     print(f"rebuilt {same} of {len(plan.algorithms)}")
     assert same >= len(plan.algorithms) // 2
 
@@ -136,8 +128,8 @@ def test_algorithms_are_rebuilt_from_their_attributes() -> None:
 @needs_gpu
 def test_graphs_streams_and_operands_that_are_not_aligned() -> None:
     problem = Problem(64, 128, 256, *matrices("bf16", layout="TN"), bias="m")
-    a, b, bias, c = made(problem)
-    call = operation(problem, (a, b, bias, c))
+    operands = made(problem)
+    call, c = operation(problem, operands), operands["c"]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -148,11 +140,10 @@ def test_graphs_streams_and_operands_that_are_not_aligned() -> None:
     c.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    assert verify.deviation(c, DENSE.reference(problem, named(a, b, bias, c))) <= DENSE.tolerance(problem)
+    assert verify.deviation(c, DENSE.reference(problem, operands)) <= DENSE.tolerance(problem)
     odd = Problem(33, 7, 13, *matrices("bf16"))
     flat = torch.randn(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
-    a, b, _, c = made(odd)
-    check(odd, None, (flat[1:].view(33, 13), b, None, c))
+    check(odd, None, made(odd) | {"a": flat[1:].view(33, 13)})
 
 
 SIZES = ((1, 2112, 7168), (7, 336, 640), (33, 272, 1152), (96, 256, 512), (130, 1040, 2176))

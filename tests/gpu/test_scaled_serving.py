@@ -1,6 +1,5 @@
 """`scaled_mm`, `quantize`, `linear_fp8` on a real GPU: granularities, ranges of M, graphs, threads, torch.compile."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -24,7 +23,7 @@ from tritongemm.plugins.contracts import Backend, Family, KernelBackend, Library
 from tritongemm.search_spaces import loader
 from tritongemm.serving.quantize import own_fp8
 
-pytestmark = needs_gpu
+pytestmark = [needs_gpu, pytest.mark.usefixtures("inference")]
 TARGET = loader.load_target(ARCH)
 FP8 = fp8(TARGET)
 TYPES = ([] if TARGET.fp8 == "none" else [FP8]) + ["int8"]
@@ -65,12 +64,6 @@ def loaded() -> None:
     assert tritongemm.load([*(record(one, TILE) for one in PROBLEMS.values()), *ranges]) == 2 * len(PROBLEMS)
 
 
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
 def operands(one: Problem, m: int, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
     """(the arguments of `scaled_mm`, the exact result) of a problem at another M."""
     call, _, exact = make_call(replace(one, m=m), "cuda", seed)
@@ -106,10 +99,7 @@ def test_a_graph_replays_on_new_operands(name: str) -> None:
     for m in (16, 40, 3):
         given, _ = operands(one, m)
         tritongemm.scaled_mm(**given)
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.graph(graph, stream=stream):
-            out = tritongemm.scaled_mm(**given)
+        graph, out = graph_of(tritongemm.scaled_mm, **given)
         other, exact = operands(one, m, seed=5)
         for key, tensor in other.items():
             given[key].copy_(tensor)

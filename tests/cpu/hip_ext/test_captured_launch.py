@@ -160,6 +160,7 @@ TURNED_DOWN: dict[str, tuple[Callable[[Queued], object], dict[str, int]]] = {
     "an address rounded down": (lambda q: q.run(block(q.at["c"] // 256 * 256, 4, 7)), {}),
     "a number that counts the calls": (lambda q: q.run(block(q.at["c"], 4, (q.number + 1) // 3)), {}),
     "another shape": (lambda q: q.run(shape=((q.at["c"] >> 40, 1, 1), *SHAPE[1:])), {}),
+    "another shape in one capture": (lambda q: q.run(shape=((1 + q.number % 2, 1, 1), *SHAPE[1:])), {}),
     **{f"one kernel less in capture {number}": (one_less(number), {}) for number in range(3)},
     "memory set to another number": (lambda q: q.clear("a", 7).run(), {}),
     "memory set in rows": (lambda q: q.clear("a").run(), {"rows": 2}),

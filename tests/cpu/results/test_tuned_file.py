@@ -4,6 +4,7 @@ import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.support.foreign_rows import AITER_HEADER as HEADER
 from tests.support.stores import record, take
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.format_row import FormatRow
+from tritongemm.core.format_row import FormatRow, Translation
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import Trial
@@ -125,23 +126,28 @@ def test_what_the_servers_kernel_takes() -> None:
     assert SGLANG.limits("a8w8", load_target("sm90")).first == (), "there SGLang runs CUTLASS"
 
 
+def written_beside(place: Path, times: dict[Config, float], won: Record) -> tuple[Translation, dict[str, Any]]:
+    """(what was written of finalists' times beside a server's table, the table's rows)."""
+    written = opened(place)
+    trials = [Trial(config, "ok", samples=(s,), timer="events", stage="final") for config, s in times.items()]
+    with take(written.results, target="sm90", toolchain=TOOLS) as store:
+        store.add_trials(won.problem, trials, won)
+        found = written.write(store, [won.problem])
+    return found, json.loads(place.read_text(encoding="utf-8"))
+
+
 def test_the_fastest_config_that_the_server_runs_is_written_whichever_won(tmp_path: Path) -> None:
     """A library that won is nothing to a server without a plug-in; ours of more than it takes is nothing either."""
-    written = TunedFile.find(tmp_path / NAME)
-    assert written is not None and written.place == tmp_path
+    assert opened(tmp_path / NAME).place == tmp_path
     (tmp_path / "README.txt").write_bytes(b"\xff")
     best, other, ours = (Config("tile", m, 64, 128, 8) for m in (16, 32, 64))
     ours = replace(ours, split_k=2)
     times = {ours: 1e-5, best: 2e-5, other: 3e-5, TODAY: 4e-5}
-    trials = [Trial(config, "ok", samples=(s,), timer="events", stage="final") for config, s in times.items()]
     record = Record(
         SIZES[3], "sm90", ours, "torch", 1e-5, 0.0, "events", library="torch", library_seconds=9e-6, toolchain=TOOLS
     )
-    with take(written.results, target="sm90", toolchain=TOOLS) as store:
-        store.add_trials(SIZES[3], trials, record)
-        found = written.write(store, [SIZES[3]])
+    found, rows = written_beside(tmp_path / NAME, times, record)
     assert [*found.files] == [NAME] and not found.omitted
-    rows = json.loads((tmp_path / NAME).read_text(encoding="utf-8"))
     assert rows["8"]["BLOCK_SIZE_M"] == 16 and rows["8"]["num_stages"] == best.num_stages
     assert rows["16"]["BLOCK_SIZE_M"] == 64 and len(rows) == len(SIZES), "elsewhere it runs what it does today"
 
@@ -149,26 +155,17 @@ def test_the_fastest_config_that_the_server_runs_is_written_whichever_won(tmp_pa
 def test_the_servers_own_kernel_is_written_where_it_was_raced(tmp_path: Path) -> None:
     """Whatever a template of ours with the same tiles took; with fields that only the own kernel has a row for."""
     place = tmp_path / NAME.replace("128,128", "128, 128")
-    written = TunedFile.find(place)
-    assert written is not None
     ours = Config("tile", 16, 64, 128, 8)
     slow, swapped = (replace(ours, backend="sglang", num_stages=s) for s in (2, 3))
     swapped = replace(swapped, split_k=4, options=(("swap_ab", 1),))
     times = {ours: 1e-5, swapped: 2e-5, slow: 3e-5, replace(swapped, backend="vllm"): 5e-6}
-    trials = [Trial(config, "ok", samples=(s,), timer="events", stage="final") for config, s in times.items()]
-    record = Record(SIZES[3], "sm90", ours, "triton", 1e-5, 0.0, "events", toolchain=TOOLS)
-    assert (
-        SGLANG.can_express(swapped)
-        and SGLANG.can_express(ours)
-        and not SGLANG.can_express(replace(swapped, backend="vllm"))
-    )
+    assert SGLANG.can_express(swapped) and SGLANG.can_express(ours)
+    assert not SGLANG.can_express(replace(swapped, backend="vllm"))
     assert not SGLANG.can_express(replace(ours, split_k=4)), "ours adds splits up in another way"
     assert not VLLM.can_express(replace(swapped, backend="vllm")), "vLLM's does not split"
-    with take(written.results, target="sm90", toolchain=TOOLS) as store:
-        store.add_trials(SIZES[3], trials, record)
-        found = written.write(store, [SIZES[3]])
+    record = Record(SIZES[3], "sm90", ours, "triton", 1e-5, 0.0, "events", toolchain=TOOLS)
+    found, rows = written_beside(place, times, record)
     assert found.count == 1 and not found.omitted
-    rows = json.loads(place.read_text(encoding="utf-8"))
     assert (rows["8"]["SPLIT_K"], rows["8"]["SWAP_AB"], rows["8"]["num_stages"]) == (4, True, 3)
     assert "SPLIT_K" not in rows["16"]
     (read,) = (row for row in SGLANG.read(place, place.read_text(encoding="utf-8"), BLOCKS) if row.problem.m == 8)

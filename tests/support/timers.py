@@ -18,6 +18,7 @@ from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver, symbols
 from tritongemm.hip_ext.profilers import cupti as cupti_binding
 from tritongemm.hip_ext.profilers import rocprofiler as sdk_binding
+from tritongemm.hip_ext.profilers.trace import KernelTrace, KernelTracer
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Timer
 
@@ -51,6 +52,15 @@ class Playback:
             self.known[name] = len(self.known) + 1
             self.library.fake_load(f"{name}.kd".encode(), self.known[name], 2, 1)
         self.library.fake_launch(self.known[name], order, start, end)
+
+
+def poke(library: ctypes.CDLL, name: str, value: int) -> None:
+    ctypes.c_int.in_dll(library, f"fake_{name}").value = value
+
+
+def traced(tracer: KernelTracer) -> KernelTrace:
+    """A trace of what is launched inside it; nothing is waited for."""
+    return KernelTrace(tracer, lambda: None)
 
 
 class PlayedGraph:
@@ -97,7 +107,7 @@ def stand_in(kind: str, compiled: Path, folder: Path) -> ctypes.CDLL:
         pytest.skip("this triton wheel has no SDK headers")
     library = ctypes.CDLL(str(shutil.copy(compiled / kind, folder / "fake.so")))
     if kind != "cupti":
-        ctypes.c_int.in_dll(library, "fake_major").value = int(kind[-1])
+        poke(library, "major", int(kind[-1]))
     return library
 
 

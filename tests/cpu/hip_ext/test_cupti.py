@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from tests.support.timers import stand_in
+from tests.support.timers import poke, stand_in, traced
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.profilers import cupti
-from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace
+from tritongemm.hip_ext.profilers.trace import KernelRecord
 
 INCLUDE = Path(triton.__file__).parent / "backends/nvidia/include"
 
@@ -29,14 +29,6 @@ def library(profilers: Path, tmp_path: Path) -> ctypes.CDLL:
 @pytest.fixture
 def tracer(library: ctypes.CDLL) -> cupti.CuptiTracer:
     return cupti.CuptiTracer(library)
-
-
-def traced(tracer: cupti.CuptiTracer) -> KernelTrace:
-    return KernelTrace(tracer, lambda: None)
-
-
-def poke(library: ctypes.CDLL, name: str, value: int) -> None:
-    ctypes.c_int.in_dll(library, f"fake_{name}").value = value
 
 
 def test_memory_operations_are_part_of_a_trace(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:

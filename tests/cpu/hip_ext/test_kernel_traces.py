@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.timers import PROFILERS, Playback, stand_in
+from tests.support.timers import PROFILERS, Playback, poke, stand_in, traced
 from tritongemm.hip_ext.profilers.cupti import CuptiTracer
 from tritongemm.hip_ext.profilers.rocprofiler import RocprofilerTracer
 from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
@@ -30,15 +30,12 @@ class Traced:
     launch: Callable[[str, int, int, int], None]
     counts_anew: bool
 
-    def poke(self, name: str, value: int) -> None:
-        ctypes.c_int.in_dll(self.library, f"fake_{name}").value = value
-
     def traced(self, start: int = 2000, end: int = 2100, **poked: int) -> KernelTrace:
         """A trace in which one kernel ran, and variables of the stand-in were then set."""
         with self.trace() as trace:
             self.launch("a", 1, start, end)
             for name, value in poked.items():
-                self.poke(name, value)
+                poke(self.library, name, value)
         return trace
 
 
@@ -47,7 +44,7 @@ def profiler(request: pytest.FixtureRequest, profilers: Path, tmp_path: Path) ->
     library = stand_in(request.param, profilers, tmp_path)
     tracer: Any = (CuptiTracer if request.param == "cupti" else RocprofilerTracer)(library)
     player = Playback(library, request.param)
-    return Traced(library, lambda: KernelTrace(tracer, lambda: None), player.record, request.param == "cupti")
+    return Traced(library, lambda: traced(tracer), player.record, request.param == "cupti")
 
 
 def test_records_come_in_launch_order_with_names_and_times(profiler: Traced) -> None:
@@ -78,10 +75,10 @@ def test_records_of_other_launches_are_refused(profiler: Traced, expected: int |
 
 
 def test_dropped_and_incomplete_records_spoil_their_trace_alone(profiler: Traced) -> None:
-    profiler.poke("dropped", 5)
+    poke(profiler.library, "dropped", 5)
     with pytest.raises(TraceError, match="dropped 5 records"):
         profiler.traced().records(1)
-    profiler.poke("dropped", 0 if profiler.counts_anew else 5)  # or the count never goes back
+    poke(profiler.library, "dropped", 0 if profiler.counts_anew else 5)  # or the count never goes back
     with pytest.raises(TraceError, match="1 records without a valid start and end"):
         profiler.traced(end=0).records(1)
     assert len(profiler.traced().records(1)) == 1
@@ -92,9 +89,9 @@ def test_late_records_are_waited_for_and_never_taken_for_others(profiler: Traced
     late = profiler.traced(3000, 3100, hold=10_000)
     with pytest.raises(TraceError, match="1 launches, but 0 records"):
         late.records(1, timeout=0.02)
-    profiler.poke("time", 4000)
+    poke(profiler.library, "time", 4000)
     with profiler.trace() as trace:  # still held back when this one starts
-        profiler.poke("hold", 0)
+        poke(profiler.library, "hold", 0)
     with pytest.raises(TraceError, match="1 records of launches before this trace"):
         trace.records()
     assert [r.start_ns for r in profiler.traced(5000, 5100).records(1)] == [5000]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import triton
 
-from tests.support.timers import stand_in
+from tests.support.timers import poke, stand_in, traced
 from tritongemm.core.errors import UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.profilers import rocprofiler
 from tritongemm.hip_ext.profilers.rocprofiler import ConfigurationLockedError, RocprofilerTracer
-from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceError
+from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
 
 INCLUDE = Path(triton.__file__).parent / "backends/amd/include"
 
@@ -38,14 +38,6 @@ def library(request: pytest.FixtureRequest, profilers: Path, tmp_path: Path) -> 
 @pytest.fixture
 def tracer(library: ctypes.CDLL) -> RocprofilerTracer:
     return RocprofilerTracer(library)
-
-
-def poke(library: ctypes.CDLL, name: str, value: int) -> None:
-    ctypes.c_int.in_dll(library, f"fake_{name}").value = value
-
-
-def traced(tracer: RocprofilerTracer) -> KernelTrace:
-    return KernelTrace(tracer, lambda: None)
 
 
 def load(library: ctypes.CDLL, name: bytes, kernel: int, operation: int = 2, phase: int = 1) -> None:

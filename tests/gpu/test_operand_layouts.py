@@ -59,30 +59,34 @@ def test_mm_serves_each_layout_by_its_own_row(name: str) -> None:
     assert_close(tritongemm.mm(x, b.t()), x, b)
 
 
-def test_a_region_serves_products_of_row_major_matrices() -> None:
-    x, b, bias = normal(M, K), normal(K, N), normal(N)
+@pytest.mark.parametrize("layout", ["TT", "TN"])
+def test_a_region_serves_products_of_matrices(layout: str) -> None:
+    x, b, bias = normal(M, K), normal(K, N) if layout == "TT" else normal(N, K).t(), normal(N)
     calls: list[Callable[[Tensor], Tensor]] = [
         lambda x: torch.mm(x, b),
         lambda x: torch.matmul(x, b),
         lambda x: x @ b,
         lambda x: x.unflatten(0, (-1, 4)) @ b,
         lambda x: torch.addmm(bias, x, b),
+        lambda x: functional.linear(x, b.t()),
         lambda x: functional.linear(x, b.t(), bias),
     ]
     beyond = normal(80, K)
     theirs = [call(beyond) for call in calls]
-    with tritongemm.serve(rows(CONFIGS["tile"], "TT")):
+    with tritongemm.serve(rows(CONFIGS["tile"], layout)):
         served = [call(x) for call in calls]
         assert all(torch.equal(call(beyond), expected) for call, expected in zip(calls, theirs, strict=True))
         graph, captured = graph_of(calls[2], x)
-        shifted = torch.empty(K * N + 1, device="cuda", dtype=torch.bfloat16)[1:].view(K, N).copy_(b)
-        assert_close(x @ shifted, x, b)  # an address that kernels don't take
-        assert_close(x @ normal(N, K).copy_(b.t()).t(), x, b)  # a linear layer's weight, which has no row
+        apart, beside = (normal(t.numel() + 1)[1:].as_strided(t.size(), t.stride()).copy_(t) for t in (x, b))
+        for one, other in ((apart, b), (x, beside)):  # addresses that kernels don't take
+            assert_close(one @ other, x, b)
+        other = b.contiguous() if layout == "TN" else b.t().contiguous().t()
+        assert_close(x @ other, x, b)  # the other order, which has no row
         trained = b.clone().requires_grad_()
         with torch.enable_grad():
             (x @ trained).sum().backward()
         assert trained.grad is not None
-    for with_bias, out in zip((False,) * 4 + (True,) * 2, served, strict=True):
+    for with_bias, out in zip((False,) * 4 + (True, False, True), served, strict=True):
         assert torch.equal(out.view(M, N), tritongemm.mm(x, b.t(), bias if with_bias else None))
         assert_close(out.view(M, N), x, b, bias if with_bias else None)
     x.copy_(normal(M, K))

@@ -132,31 +132,6 @@ def test_a_patched_model_compiled(table: Path, mode: str) -> None:
             torch.testing.assert_close(compiled(x), model(x), rtol=0.02, atol=0.02)
 
 
-def test_a_region(table: Path) -> None:
-    x, other, w, bias = normal(M, K), normal(17, K), normal(N, K), normal(N)
-    calls: list[Callable[[Tensor], Tensor]] = [
-        lambda x: functional.linear(x, w),
-        lambda x: functional.linear(x, w, bias),
-        lambda x: x @ w.t(),
-        lambda x: torch.mm(x, w.t()),
-        lambda x: torch.addmm(bias, x, w.t()),
-    ]
-    theirs = [call(other) for call in calls]
-    with tritongemm.serve(table):
-        served = [call(x) for call in calls]
-        assert all(torch.equal(call(other), expected) for call, expected in zip(calls, theirs, strict=True))
-        graph, captured = graph_of(calls[0], x)
-        shifted = torch.empty(M * K + 1, device="cuda", dtype=torch.bfloat16)[1:].view(M, K).copy_(x)
-        assert_close(functional.linear(shifted, w), x, w)  # an address that kernels don't take
-    for ours, with_bias in zip(served, (False, True, False, False, True), strict=True):
-        assert torch.equal(ours, tritongemm.mm(x, w, bias if with_bias else None))
-        assert_close(ours, x, w, bias if with_bias else None)
-    x.copy_(normal(M, K))
-    graph.replay()
-    torch.cuda.synchronize()
-    assert_close(captured, x, w)
-
-
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_a_servers_plug_in(table: Path, server: str, monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher) -> None:
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(table))

@@ -77,6 +77,8 @@ def test_other_stages_count_what_they_work_on(clock: list[float]) -> None:
     run.step("verify", 2)
     clock[0] += 3600.0
     assert run.line() == "2 of 8 results verified, about 3 h left (compiled 0 of 4)"
+    run.step("verify", 6)
+    assert run.line() == "8 of 8 results verified (compiled 0 of 4)"
 
 
 @each(

@@ -19,10 +19,10 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.formats import read_text, results_format
-from tritongemm.report import invariance
 from tritongemm.report.alike_lines import summarise
 from tritongemm.report.listener import Listener
 from tritongemm.report.progress import RunProgress
+from tritongemm.report.tables import print_invariance
 from tritongemm.results import tuned_file
 from tritongemm.results.rewriting import place_of
 from tritongemm.tune import requested_run
@@ -75,7 +75,7 @@ class Results:
             compared = any(record.library_seconds is not None for record in self.records)
             listener.records(self.records, self.target, compare=compared)
         if any(record.order for record in self.records):
-            invariance.print_price(listener, self.records, (), {})
+            print_invariance(listener, self.records, (), {})
         failed = [f"failed: {problem.key}: {reason}" for problem, reason in self.failures.items()]
         return "\n".join([*listener.tables.splitlines(), *listener.lines, *failed]) or "no results"
 

@@ -19,10 +19,17 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import Trial
 from tritongemm.numerics.computable_families import defaults_on, name_others
 from tritongemm.plugins import registry
-from tritongemm.report import invariance
 from tritongemm.report.console import Reporter
 from tritongemm.report.page.time_to_quality import quality_over_time
-from tritongemm.report.tables import print_gain, print_held_out, print_retimed, print_sizes, print_table, print_verified
+from tritongemm.report.tables import (
+    print_gain,
+    print_held_out,
+    print_invariance,
+    print_retimed,
+    print_sizes,
+    print_table,
+    print_verified,
+)
 from tritongemm.results import history
 from tritongemm.results.store import Store
 from tritongemm.tune import requested_rows, requested_run, session
@@ -240,4 +247,4 @@ def print_price(outcome: TuningOutcome, unconstrained: Sequence[Record], reporte
     """Print what the invariance of a run's rows costs, at each measured size and over all calls."""
     every = [record for table in outcome.tables.values() for record in table.records()] or outcome.records
     counts = {row.problem: row.count for row in outcome.rows}
-    invariance.print_price(reporter, every, unconstrained, counts)
+    print_invariance(reporter, every, unconstrained, counts)

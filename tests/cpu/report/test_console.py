@@ -22,10 +22,16 @@ from tritongemm.report import console as console_module
 from tritongemm.report import progress
 from tritongemm.report.alike_lines import MOST_LISTED, summarise
 from tritongemm.report.console import Reporter
-from tritongemm.report.invariance import print_price
 from tritongemm.report.listener import Listener
 from tritongemm.report.plain_table import align
-from tritongemm.report.tables import print_gain, print_held_out, print_retimed, print_table, print_verified
+from tritongemm.report.tables import (
+    print_gain,
+    print_held_out,
+    print_invariance,
+    print_retimed,
+    print_table,
+    print_verified,
+)
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.printable import WORD_CHARACTERS, printable
@@ -328,7 +334,7 @@ def test_times_are_compared_with_the_library_in_the_race_of_each() -> None:
     listener = Listener(lambda progress: None)
     others = [replace(ROW, order="", seconds=1e-6, library_seconds=6e-6), record(problem(17, 32, 64))]
     slower = replace(ROW, problem=ROW.problem.at(8), seconds=4e-6)
-    print_price(listener, [ROW, slower], others, {ROW.problem: 3})
+    print_invariance(listener, [ROW, slower], others, {ROW.problem: 3})
     assert [line.split() for line in listener.tables.splitlines()[1:]] == [
         ["size", "order", "us", "of", "library", "of", "unconstrained"],
         [ROW.problem.key, "1x64", "2.00", "1.500", "0.250"],
@@ -344,6 +350,6 @@ def test_times_are_compared_with_the_library_in_the_race_of_each() -> None:
 
 def test_without_other_results_their_column_is_left_out() -> None:
     listener = Listener(lambda progress: None)
-    print_price(listener, [replace(ROW, library_seconds=None)], (), {})
+    print_invariance(listener, [replace(ROW, library_seconds=None)], (), {})
     assert "unconstrained" not in listener.tables
     assert listener.lines == ["rows have the same bits at every M; order of additions: 1x64 (1)"]

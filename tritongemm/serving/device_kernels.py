@@ -140,6 +140,7 @@ class HelperCall:
 
 
 Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a record at another M, or why not.
+_MOST_TIMES_ROWS: Final = 4  # rows of A, over those of tuning, that kernels with one a program are worth
 _MOST_SHARED_BYTES: Final = 64 << 20  # that programs of a kernel share at an M at which it was not tuned
 
 
@@ -275,14 +276,17 @@ class DeviceKernels:
         """Return the kernel of the nearest row of a product that can be launched at a problem's M, or why none can.
 
         The row of the next larger M counts, else that of the largest. Where its kernel can't be launched the next row
-        is asked, unless PyTorch's own product of groups won there.
+        is asked, unless PyTorch's own product of groups won there. So it is where a kernel with one row of A a program
+        would read weights for many more rows than it was tuned for.
         """
         refusal = Support(f"{problem.key} was never tuned for {self.device.arch}, at any M")
         for at, row in enumerate(self.near_rows(problem)):
             record = row.record
             if problem.kind == "grouped" and source_row.baseline_won(record) and not record.predicted:
                 return Support(f"{record.problem.key}: PyTorch's own product won there")
-            kernel = self.bind(record, problem.group_m)
+            most = _MOST_TIMES_ROWS * record.problem.group_m if record.config.block_m == 1 else problem.group_m
+            few = Support(f"its kernel, with one row of A a program, is for {most} rows at most")
+            kernel = self.bind(record, problem.group_m) if problem.group_m <= most else few
             if not isinstance(kernel, Support):
                 return NearKernel(kernel, row)
             refusal = refusal if at else Support(f"{record.problem.key}: {kernel}")

@@ -77,6 +77,8 @@ def test_the_record_of_the_next_larger_m_serves() -> None:
     assert isinstance(device.find_near(problem("dense", 0, 8, ())), Support)
     ranged = serving(*(replace(r, m_from=r.problem.m // 2) for r in records))
     assert served(ranged, 9) == 16
+    alone = serving(replace(tuned(8), config=Config("grouped_gemv", 1, 4, 256)))
+    assert served(alone, 32) == 8 and "for 32 rows at most" in str(alone.find_near(problem("a8w8", 0, 33, ())))
     # A row whose kernel can't be launched there leaves the call to the next one, but for PyTorch's own product.
     device.binders[records[3].problem, 0] = lambda m: Support("another binary")
     assert served(device, 1000) == 64

@@ -12,12 +12,15 @@ from tritongemm.search.cost_model.waves import count_tiles
 # Of as many rows of tiles or more, this many are walked together at least.
 LEAST_GROUP_ROWS = 4
 # Most rows for which warps share blocks of K; the fewest of such warps that keep a unit's loads under way; most columns
-# of their tiles, elements along K of each where a group's factors allow it, and most stages, as they were fastest with.
-SLICED_ROWS, LEAST_WARPS, SLICED_COLUMNS, SLICE, SLICE_STAGES = 16, 7, 64, 128, 4
+# of their tiles, such warps, elements along K of each where a group's factors allow it, and most stages, as they were
+# fastest with; one stage more above the next limit of rows.
+SLICED_ROWS, LEAST_WARPS, SLICED_COLUMNS, SLICES, SLICE, SLICE_STAGES = 16, 7, 64, 2, 128, 3
 # Most rows for which groups of four warps with columns of their own were never the fastest.
 UNSLICED_ROWS = 8
 # Columns of each of their warps, or with few rows four times as many; the most of such rows, and of a block along K.
 WARP_COLUMNS, WIDE_WARP_ROWS, UNSLICED_K = 16, 32, 256
+# Most rows whose tiles hold no more than there are, and the fewest stages for them.
+CLOSE_ROWS, CLOSE_STAGES = 64, 3
 
 
 def _power_of_two_above(size: int, least: int) -> int:
@@ -171,11 +174,17 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"
     slice_k = config.block_k // config.option("slices", 1)
     unlike = problem.scale_depth % SLICE == 0 and slice_k != SLICE and problem.k > SLICE
+    alone = problem.groups is None
     if shared:
-        slow = unlike or config.num_stages > SLICE_STAGES or config.block_n > SLICED_COLUMNS
+        stages = SLICE_STAGES if alone and problem.m <= UNSLICED_ROWS else SLICE_STAGES + 1
+        slow = unlike or config.num_stages > stages or config.block_n > SLICED_COLUMNS
+        slow |= alone and config.num_warps > SLICES
     else:
-        columns = (WARP_COLUMNS, WARP_COLUMNS * (4 if problem.m <= WIDE_WARP_ROWS else 1))
-        slow = config.block_n // config.num_warps not in columns or slice_k > UNSLICED_K
+        wide = config.block_n // config.num_warps == 4 * WARP_COLUMNS and problem.m <= WIDE_WARP_ROWS
+        slow = (config.block_n // config.num_warps != WARP_COLUMNS and not wide) or slice_k > UNSLICED_K
+        if alone and problem.m <= CLOSE_ROWS:
+            halved = wide and problem.m > SLICED_ROWS and slice_k == SLICE // 2
+            slow |= config.block_m != held or config.num_stages < CLOSE_STAGES or (unlike and not halved)
     shape = f"BN {config.block_n} and {slice_k} along K a warp, {config.num_warps} warps, {config.num_stages} stages"
     return f"{shape}: never the fastest" if slow else None
 

@@ -174,7 +174,7 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"
     slice_k = config.block_k // config.option("slices", 1)
     unlike = problem.scale_depth % SLICE == 0 and slice_k != SLICE and problem.k > SLICE
-    alone = problem.groups is None
+    alone = not several and problem.groups is None
     if shared:
         stages = SLICE_STAGES if alone and problem.m <= UNSLICED_ROWS else SLICE_STAGES + 1
         slow = unlike or config.num_stages > stages or config.block_n > SLICED_COLUMNS

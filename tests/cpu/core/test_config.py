@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,12 @@ def test_texts_of_a_problem_stay_what_they_are(key: str, text: str, row: str) ->
     assert problem.key == key
     assert json.dumps(problem.to_json()) == text
     assert [read.problem for read in results_format().read(Path("a.yaml"), f"- {row}\n", Defaults())] == [problem]
+
+
+def test_a_code_object_is_used_as_it_was_compiled(tmp_path: Path) -> None:
+    (file := tmp_path / "k.co").write_bytes(b"code")
+    launch = replace(LAUNCH, path=str(file), sha256=sha256(b"code").hexdigest())
+    assert launch.read_code() == b"code"
+    file.write_bytes(b"else")
+    with pytest.raises(InputError, match=r"k\.co is not the file that was compiled"):
+        launch.read_code()

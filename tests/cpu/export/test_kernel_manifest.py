@@ -110,10 +110,11 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     bias = replace(SIZE, bias="m")
     wide = replace(SIZE, m=128, n=128, k=128)
     records = [record(SIZE), record(bias), record(wide, TMA), record(replace(wide, m=64), STREAM)]
-    paths, refused = kernel_manifest.export(records, tmp_path, SM90)
-    assert len(paths) == 1 and len(refused) == 3
+    paths, refused = kernel_manifest.export([*records, record(bias, arch="")], tmp_path, SM90)
+    assert len(paths) == 1 and len(refused) == 4
     reasons = [reason for _, reason in refused]
     assert "bias along M" in reasons[0] and "tensor maps" in reasons[1] and "template stream_k" in reasons[2]
+    assert reasons[3] == "it is a result without a target, not for sm90"
     with pytest.raises(InputError, match="no result is for it; there are some for gfx942: name one by --target"):
         kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, SM90)
     (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")

@@ -9,7 +9,7 @@ import pytest
 from tests.support.stores import take
 from tests.support.tables import each
 from tritongemm.core.config import Config
-from tritongemm.core.errors import UntunableRowsWarning
+from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
@@ -82,6 +82,11 @@ def test_experts_by_powers_of_two_and_of_mixed_types(
 def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) -> None:
     with pytest.warns(UntunableRowsWarning, match=rf"row 3 \(line 4\) can't be tuned here: .*{reason}"):
         assert len(read(UNTUNED.replace(given, other))) == 4
+
+
+def test_a_token_goes_to_experts_that_there_are() -> None:
+    with pytest.raises(InputError, match=r"\(line 4\) topk is 257, of 256 experts"):
+        read(UNTUNED.replace("16,7168,256,256,8,", "16,7168,256,256,257,"))
 
 
 def test_a_line_without_its_last_empty_cell_counts() -> None:

@@ -201,7 +201,7 @@ def test_ranges_of_m_that_overlap_are_named() -> None:
     problem = replace(RECORD.problem, m=64)
     first, second = (
         replace(RECORD, problem=problem, m_from=8),
-        replace(RECORD, problem=replace(problem, m=99), m_from=60),
+        replace(RECORD, problem=replace(problem, m=99), m_from=64),
     )
     elsewhere = replace(second, compute_units=7)
     words = r"rows.yaml: row 2 \(line 3\) and row 1 \(line 2\) serve ranges of M that overlap \(64x.*, 99x.*\);"

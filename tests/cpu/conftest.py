@@ -35,23 +35,24 @@ hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("quick")
 
-# Files that share what takes seconds to parse or to import: the package's source; torch.compile and transformers, which
-# imports it.
+# Files that share what takes seconds: torch.compile, and transformers, which imports it; the process that programs are
+# forked from, and the package's parsed source.
 COMPILED = ("contracts/test_traced_operations", "contracts/test_operation", "integrations/", "scenarios/test_epilogues",
             "scenarios/test_examples", "serving/test_joined_layers", "serving/test_layer_choice",
             "serving/test_operand_layouts", "serving/test_patch", "serving/test_serve", "workloads/test_meta_model",
             "workloads/capturing/test_capture")  # fmt: skip
-TOGETHER = {"architecture/": "architecture", **dict.fromkeys(COMPILED, "compiled")}
+FORKED = ("architecture/", "benchmarks/test_scripts", "codegen/test_render", "export/library/test_serving",
+          "scenarios/test_screen", "scenarios/test_shuffled_b", "serving/test_api",
+          "workloads/capturing/test_processes")  # fmt: skip
+TOGETHER = {**dict.fromkeys(COMPILED, "compiled"), **dict.fromkeys(FORKED, "forked")}
 
 # Files of few tests that take seconds: else they would come last, as those of many tests come first.
-LONG = ("workloads/capturing/test_processes", "tune/test_table_tuning", "compiled", "architecture",
-        "backends/test_assembly_edits", "scenarios/test_warp_roles", "tune/test_search_processes",
-        "numerics/test_mx", "cli/test_tune", "backends/test_triton", "numerics/test_a16w4",
-        "scenarios/test_interpreted", "scenarios/test_grouped_kernels", "codegen/test_launched_modules",
-        "scenarios/test_plugins", "scenarios/test_processes", "build/test_pool", "codegen/test_reduction_orders",
-        "scenarios/test_screen", "scenarios/test_shuffled_b", "serving/test_device_kernels",
-        "export/test_launch_plan", "measure/test_invariance", "scenarios/test_planted_modules",
-        "scenarios/test_memory_bounds")  # fmt: skip
+LONG = ("forked", "compiled", "tune/test_table_tuning", "backends/test_assembly_edits", "scenarios/test_warp_roles",
+        "tune/test_search_processes", "numerics/test_mx", "cli/test_tune", "backends/test_triton",
+        "numerics/test_a16w4", "scenarios/test_interpreted", "scenarios/test_grouped_kernels",
+        "codegen/test_launched_modules", "scenarios/test_plugins", "scenarios/test_processes", "build/test_pool",
+        "codegen/test_reduction_orders", "serving/test_device_kernels", "export/test_launch_plan",
+        "measure/test_invariance", "scenarios/test_planted_modules", "scenarios/test_memory_bounds")  # fmt: skip
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     atexit.register(os._exit, 0)  # registered first, it is called last: to free a million objects takes seconds

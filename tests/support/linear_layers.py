@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.serve_library import HostFunction
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError
 from tritongemm.core.problem import Problem, matrices
@@ -120,6 +121,21 @@ class StandInDriver:
         self.allocated.append(nbytes)
         self.next_address += nbytes
         return self.next_address - nbytes
+
+
+class HostDriver(StandInDriver):
+    """One whose functions compute in the host's memory; keeps the code and the names that it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[tuple[bytes, str]] = []
+
+    def load(self, code: bytes) -> SimpleNamespace:
+        def function(symbol: str) -> HostFunction:
+            self.loaded.append((code, symbol))
+            return HostFunction()
+
+        return SimpleNamespace(function=function)
 
 
 def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,8 @@ import importlib.util
 import struct
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import SimpleNamespace
 from typing import Any
 
 REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich")
@@ -61,37 +59,7 @@ class HostFunction:
         c[:] = (a.reshape(m, k) @ b.reshape(n, k).T).ravel()
 
 
-class HostDriver:
-    """Stands in for the driver's device; keeps the code that it was asked to load."""
-
-    name = "NVIDIA H200"
-    api: Any = SimpleNamespace(symbol=lambda role: "")
-    arch = "sm90"
-
-    def __init__(self) -> None:
-        self.loaded: list[bytes] = []
-
-    def make_current(self) -> None:
-        """There is one device."""
-
-    def relaxed(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def load(self, code: bytes) -> Any:
-        self.loaded.append(code)
-        return SimpleNamespace(function=lambda symbol: HostFunction())
-
-    def alloc(self, nbytes: int) -> int:
-        return 1 << 32
-
-    def memset(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        """The memory is not read."""
-
-    def stream(self) -> Any:
-        return SimpleNamespace(handle=1, synchronize=lambda: None, destroy=lambda: None)
-
-
-def stand_in(patch: Any) -> HostDriver:
+def stand_in(patch: Any) -> Any:
     """Have the CPU stand in for a machine's one GPU, an sm90 of 132 compute units; its driver.
 
     Args:
@@ -102,7 +70,7 @@ def stand_in(patch: Any) -> HostDriver:
     from tests.support import linear_layers
     from tritongemm.serving import kernel_loading
 
-    host = HostDriver()
+    host = linear_layers.HostDriver()
     device: Any = linear_layers.stand_in_device(driver_device=host)
     patch.setattr(kernel_loading, "open_device", lambda index, workspaces: device)
     patch.setattr(torch.cuda, "is_available", lambda: False)

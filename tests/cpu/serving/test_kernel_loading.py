@@ -13,7 +13,7 @@ import torch
 import tritongemm
 from tests.support import ROOT
 from tests.support.linear_layers import (
-    StandInDriver,
+    HostDriver,
     StandInKernel,
     StandInLibrary,
     problem,
@@ -21,7 +21,6 @@ from tests.support.linear_layers import (
     run_on_cpu,
     stand_in_device,
 )
-from tests.support.serve_library import HostFunction
 from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
@@ -45,21 +44,6 @@ from tritongemm.system import settings
 TOY = "toy_backend"
 OTHER = Config("one", 0, 0, 0, backend="library")
 SM90 = loader.load_target("sm90", compute_units=132)
-
-
-class HostDriver(StandInDriver):
-    """Stands in for the driver's device; keeps the code that it was asked to load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loaded: list[tuple[bytes, str]] = []
-
-    def load(self, code: bytes) -> SimpleNamespace:
-        def function(symbol: str) -> "HostFunction":
-            self.loaded.append((code, symbol))
-            return HostFunction()
-
-        return SimpleNamespace(function=function)
 
 
 @pytest.fixture

@@ -9,15 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_blocks, install_vllm_mixtures
+from tests.support.fakes.servers import (
+    ServerParameter,
+    install_sglang,
+    install_vllm,
+    install_vllm_blocks,
+    install_vllm_mixtures,
+)
 from tests.support.linear_layers import StandInKernel, record, run_on_cpu, stand_in_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.integrations import process, sglang, vllm
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
+from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.linear_fp8 import BlockOperands, find_layout
 
@@ -67,17 +75,30 @@ def operands(rows: int, n: int = N, quantised: bool = True) -> tuple[Tensor, Ten
     return a, torch.ones(n, K).to(FP8), of_a, torch.ones(n // 128, K // 128)
 
 
-def test_vllms_kernels_compute_what_no_row_holds_for(
-    table: Dispatcher,
-    tuned: Iterator[list[BlockOperands]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def kinds(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's kernels of blocks, served by the table."""
     install_vllm(monkeypatch)
-    kinds = install_vllm_blocks(monkeypatch)
-    calls = next(tuned)
+    found = install_vllm_blocks(monkeypatch)
     for _ in range(2):
         vllm.register()
+    return found
+
+
+@pytest.fixture
+def sglangs(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """(SGLang's classes, served by the table, its batch-invariant mode)"""
+    hooks, places, mode = install_sglang(monkeypatch)
+    for _ in range(2):
+        sglang.register()
+    hooks.apply_hooks()
+    return places, mode
+
+
+def test_vllms_kernels_compute_what_no_row_holds_for(
+    kinds: Any, tuned: Iterator[list[BlockOperands]], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = next(tuned)
     for kind, quantised in zip(kinds, (True, False), strict=True):
         kernel = kind(SimpleNamespace(out_dtype=torch.bfloat16))
         for given in (operands(3, quantised=quantised), operands(M, 128, quantised), operands(3, 128, quantised)):
@@ -132,24 +153,10 @@ def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_n
     assert bool((kernel.apply_block_scaled_mm(*operands(M, 128)) == 5).all()) and len(calls) == bool(order)
 
 
-class ServerParameter(torch.nn.Parameter):  # type: ignore[misc]
-    """As servers' classes of parameters are."""
-
-    def __new__(cls, data: Tensor) -> Any:
-        return super().__new__(cls, data, requires_grad=False)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
 def test_parameters_of_a_servers_class_reach_tuned_kernels_as_plain_tensors(
-    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
+    kinds: Any, tuned: Iterator[list[BlockOperands]]
 ) -> None:
-    install_vllm(monkeypatch)
-    kind, _ = install_vllm_blocks(monkeypatch)
-    vllm.register()
-    calls, kernel, (a, b, of_a, of_b) = next(tuned), kind(SimpleNamespace(out_dtype=torch.bfloat16)), operands(M)
+    calls, kernel, (a, b, of_a, of_b) = next(tuned), kinds[0](SimpleNamespace(out_dtype=torch.bfloat16)), operands(M)
     weight, scale = ServerParameter(b), ServerParameter(of_b)
     compiled = torch.compile(lambda a, of_a: kernel.apply_block_scaled_mm(a, weight, of_a, scale), backend="eager")
     for result in (kernel.apply_block_scaled_mm(a, weight, of_a, scale), compiled(a, of_a)):
@@ -175,14 +182,8 @@ def test_a_capture_sees_compiled_layers(
     assert envs.environment_variables["TRITONGEMM_CONFIG"]() == "capture"
 
 
-def test_vllms_layers_with_a_factor_per_row(
-    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_vllm(monkeypatch)
-    install_vllm_blocks(monkeypatch)
+def test_vllms_layers_with_a_factor_per_row(kinds: Any, tuned: Iterator[list[BlockOperands]]) -> None:
     calls = next(tuned)
-    for _ in range(2):
-        vllm.register()
     from vllm.model_executor.kernels.linear.scaled_mm import cutlass
 
     kernel = cutlass.CutlassFP8ScaledMMLinearKernel()
@@ -226,17 +227,10 @@ def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch
 
 
 def test_sglangs_method_computes_what_no_row_holds_for(
-    table: Dispatcher,
-    tuned: Iterator[list[BlockOperands]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    sglangs: tuple[Any, Any], tuned: Iterator[list[BlockOperands]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    hooks, places, mode = install_sglang(monkeypatch)
-    method = places.Fp8LinearMethod
-    calls = next(tuned)
-    sglang.register()
-    sglang.register()
-    hooks.apply_hooks()
+    places, mode = sglangs
+    calls, method = next(tuned), places.Fp8LinearMethod
     _, weight, _, scale = operands(1)
     layer = SimpleNamespace(weight=weight, weight_scale_inv=scale)
     x = torch.ones(M, K, dtype=torch.bfloat16)
@@ -259,15 +253,9 @@ def test_sglangs_method_computes_what_no_row_holds_for(
     assert bool((method(block_quant=True).apply(layer, x) == 3).all())
 
 
-def test_sglangs_other_fp8_layers(
-    table: Dispatcher, tuned: Iterator[list[BlockOperands]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglangs_other_fp8_layers(sglangs: tuple[Any, Any], tuned: Iterator[list[BlockOperands]]) -> None:
     """Those that compressed-tensors stores in blocks, and products with a factor per row."""
-    hooks, places, mode = install_sglang(monkeypatch)
-    calls = next(tuned)
-    for _ in range(2):
-        sglang.register()
-    hooks.apply_hooks()
+    (places, mode), calls = sglangs, next(tuned)
     (x, weight, _, scale), scheme = operands(M, quantised=False), places.CompressedTensorsW8A8Fp8()
     layer = SimpleNamespace(weight=weight, weight_scale=scale)
     assert bool((scheme.apply_weights(layer, x) == 3).all()) and calls.pop().weight_scale is scale
@@ -317,23 +305,29 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names
 
 
+def hold(monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher, row: Record) -> DeviceKernels:
+    """Have the CPU stand in for a GPU with the kernel of a row."""
+    run_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    dispatcher.load([row])
+    kernels = stand_in_kernels(dispatcher._records, {row.problem: StandInKernel()})
+    dispatcher._devices[-1] = dispatcher._devices[0] = kernels
+    return kernels
+
+
 def test_an_invariant_product_is_served_at_every_m_without_a_race(
     unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At an M without a row by an untuned kernel of the rows' order, and never by a layout that has no rows."""
     capturing = False
-    run_on_cpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: pytest.fail("timed"))
     config = Config("tile", 64, 64, 128, num_warps=4)
     row = record(problem(), config=config, order=f"1x{K} blocks of 128 by wgmma", row_bits="aa")
-    unloaded.load([row])
-    kernels = stand_in_kernels(unloaded._records, {problem(): StandInKernel()})
+    kernels = hold(monkeypatch, unloaded, row)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     kernels.load_record = lambda untuned: StandInKernel()
     kernels.row_bits = lambda kernel, problem: "aa"  # type: ignore[method-assign]
-    unloaded._devices[-1] = unloaded._devices[0] = kernels
     unloaded.want_invariant_rows(unloaded)
     server = torch.empty(1)
     with torch.no_grad():
@@ -351,12 +345,7 @@ def test_an_invariant_product_is_served_at_every_m_without_a_race(
 
 def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch is found again by shapes, types and strides of all operands."""
-    run_on_cpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    unloaded.load([record(problem())])
-    kernels = stand_in_kernels(unloaded._records, {problem(): StandInKernel()})
-    unloaded._devices[-1] = unloaded._devices[0] = kernels
-    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    hold(monkeypatch, unloaded, record(problem()))
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
     asked = list[BlockOperands]()
 

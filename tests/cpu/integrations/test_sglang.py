@@ -1,6 +1,5 @@
 """SGLang's plug-in: on a stand-in of its modules everywhere, on the real ones where they can be imported."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from tests.support.served_region import compile_for_each_m, gpu_that_serves
 from tritongemm.integrations import sglang
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.sources.invariant_kernel import InvariantKernel
-
-
-def test_without_a_table_nothing_is_imported(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sglang", None)  # An import would fail.
-    monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
-    sglang.register()
 
 
 def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:

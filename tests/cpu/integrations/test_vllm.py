@@ -5,31 +5,34 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
 import tritongemm
-from tests.support.fakes.servers import install_vllm
+from tests.support.fakes.servers import ServerParameter, install_vllm
 from tests.support.linear_layers import problem, record
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
 from tritongemm.core.errors import DriverError
-from tritongemm.integrations import process, vllm
+from tritongemm.integrations import process, sglang, vllm
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.sources.invariant_kernel import InvariantKernel
 
 
-@pytest.mark.parametrize("value", [None, ""])
+@pytest.mark.parametrize("named", [{}, {"TRITONGEMM_CONFIG": ""}, {"AITER_CONFIG_GEMM_BF16": "tuned.yaml"}])
 def test_without_a_table_nothing_is_imported(
-    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, value: str | None
+    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # An import would fail.
-    monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
-    if value is not None:
-        monkeypatch.setenv("TRITONGEMM_CONFIG", value)
-    vllm.register()
+    """AITER's own users have its variable set, and did not ask us for anything."""
+    monkeypatch.chdir(config.parent)
+    monkeypatch.delenv("TRITONGEMM_CONFIG")
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    for server in (vllm, sglang):
+        monkeypatch.setitem(sys.modules, server.__name__.rpartition(".")[2], None)  # An import would fail.
+        server.register()
+    assert unloaded.weights == frozenset()
 
 
 @pytest.mark.parametrize("content", [None, "", "- {M: 1, N: 2, K: 3}\n", "\0\0"])
@@ -48,17 +51,6 @@ def test_a_file_that_cannot_be_read_leaves_the_server_as_it_is(
     vllm.register()
     (line,) = (r.getMessage() for r in caplog.records if r.levelno == logging.ERROR)
     assert "broken.yaml" in line and line.endswith("; nothing is served by tuned kernels")
-
-
-def test_aiters_variable_alone_changes_no_server(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AITER's own users have it set, and did not ask us for anything."""
-    monkeypatch.delenv("TRITONGEMM_CONFIG")
-    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", str(config))
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    vllm.register()
-    assert unloaded.weights == frozenset()
 
 
 def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +74,6 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
     assert torch.equal(utils.rocm_unquantized_gemm(None, *cpu), functional.linear(*cpu) + 1)
 
 
-class ModelWeight(torch.nn.Parameter):  # type: ignore[misc]
-    """As vLLM's parameters are: their class computes PyTorch's functions itself, as PyTorch does."""
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
 def test_a_capture_sees_layers_outside_compiled_code(
     unloaded: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +81,7 @@ def test_a_capture_sees_layers_outside_compiled_code(
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
     monkeypatch.setenv("TRITONGEMM_CAPTURE", str(tmp_path / "sizes.yaml"))
     _, utils = install_vllm(monkeypatch)
-    x, weight = torch.randn(5, 64), ModelWeight(torch.randn(32, 64))
+    x, weight = torch.randn(5, 64), ServerParameter(torch.randn(32, 64))
     with torch.no_grad(), tritongemm.capture(tmp_path / "sizes.yaml"):
         for _ in range(2):
             vllm.register()

@@ -16,6 +16,17 @@ from torch.nn import functional
 from tritongemm.integrations import sglang_w4, sglang_w4_experts, vllm_w4_experts
 
 
+class ServerParameter(torch.nn.Parameter):  # type: ignore[misc]
+    """As servers' classes of parameters are."""
+
+    def __new__(cls, data: Tensor) -> Any:
+        return super().__new__(cls, data, requires_grad=False)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """(`vllm.envs`, `vllm.model_executor.layers.utils`), which can be imported until the test ends."""
 

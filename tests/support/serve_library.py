@@ -10,7 +10,10 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.linear_layers import HostDriver
 
 REFUSED = ("triton", "jinja2", "joblib", "yaml", "rich")
 
@@ -59,7 +62,7 @@ class HostFunction:
         c[:] = (a.reshape(m, k) @ b.reshape(n, k).T).ravel()
 
 
-def stand_in(patch: Any) -> Any:
+def stand_in(patch: Any) -> "HostDriver":
     """Have the CPU stand in for a machine's one GPU, an sm90 of 132 compute units; its driver.
 
     Args:

@@ -126,7 +126,8 @@ def test_a_librarys_graph_writes_to_its_own_memory_alone(gpu_machine: Machine, s
     plain = Problem(256, 2048, 2048, *matrices("bf16", "int4", "bf16", layout="TN"))
     operands = operands_of(registry.get(Family, "a16w4").problem(plain), gpu_machine, stream)
     prepared = PreparedCandidate(operands.library_calls("mixed_input", 1))  # which allocates its result
-    prepared.calls[0]()
+    made = prepared.calls[0]()
+    assert isinstance(made, torch.Tensor) and made.shape == (256, 2048)
     torch.cuda.synchronize()
     graph = operands.capture(prepared.in_turn(4))
     later = [torch.zeros(256, 2048, dtype=torch.bfloat16, device="cuda") for _ in range(8)]

@@ -46,12 +46,12 @@ def side_by_side(tensors: Operands, count: int) -> list[Operands]:
     return [{name: copied(tensor) for name, tensor in tensors.items()} for _ in range(count)]
 
 
-def _allocate_in(pool: Any, call: Call) -> None:
-    """Call a library while PyTorch's allocations are of a pool."""
+def _allocate_in(pool: Any, call: Call) -> object:
+    """Return what a library returns while PyTorch's allocations are of a pool: its result, where it allocates that."""
     import torch
 
     with torch.cuda.use_mem_pool(pool):
-        call()
+        return call()
 
 
 class LibraryRefusal(Exception):

@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -216,6 +217,11 @@ def test_all_that_a_size_holds_is_counted(device: Device, tmp_path: Path) -> Non
     assert before == work.copies * 4 * (SIZE.m * SIZE.k + SIZE.k * SIZE.n + SIZE.m * SIZE.n)
     verify([sized(given, Buffer("workspace", 5000))], worker)
     assert work.bytes == before + 5000 + 8 * SIZE.m * SIZE.n, "the reference, and the largest workspace"
+
+
+def test_a_result_that_a_library_allocates_in_its_pool_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
+    assert operand_sets._allocate_in(None, lambda: 3) == 3
 
 
 def sized(candidate: LaunchCandidate, *buffers: Buffer) -> LaunchCandidate:

@@ -1,7 +1,7 @@
 """A tuning run, which takes problems through all stages: prune, rank, generate, compile, time, verify, race and write.
 
 One thread owns all tasks and the store: the one that calls `TuningRun.tune`. Builders, devices and strategies work in
-threads and processes of their own and send it events (`tune.events`).
+threads and processes of their own and send it events (`tune.threads`).
 
 Sizes are independent. A size's strategy requests a batch, whose kernels are compiled (once, if several sizes need the
 same) and screened as they arrive, on whichever device is free; given the times, it requests the next batch. So
@@ -34,7 +34,7 @@ from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Evaluator, Watcher
 from tritongemm.results.store import Store
 from tritongemm.search.warm_start import WarmStart
-from tritongemm.tune import events, roster
+from tritongemm.tune import roster, threads
 from tritongemm.tune.device_queue import CompileQueue, DeviceQueue
 from tritongemm.tune.final_race import RaceOutcome, best_kernel, decide, prepare_race
 from tritongemm.tune.options import TuningOptions
@@ -42,16 +42,6 @@ from tritongemm.tune.planning import PlannedTasks, begin_search, plan_tasks, tak
 from tritongemm.tune.quantization import compile_jobs
 from tritongemm.tune.search_processes import Planner
 from tritongemm.tune.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
-from tritongemm.tune.threads import (
-    AlgorithmsWork,
-    DeviceThread,
-    ScreenWork,
-    Work,
-    choose_batch,
-    send_builds,
-    send_plans,
-    send_slow_build,
-)
 
 # how many of each size's first batch, the best predicted, are compiled before all else; the rest in the sizes' order
 URGENT_CONFIGS, FIRST_TURN = 8, 0
@@ -69,8 +59,8 @@ class TuningRun:
         self.unstored: dict[Problem, list[Trial]] = {}  # that a resumed run tries again
         self.ends = time.monotonic() + (options.seconds or inf)
         self._deadline = self.ends  # from then on the search tries nothing new
-        self._events: SimpleQueue[events.Event] = SimpleQueue()
-        self._devices: DeviceQueue[Task, Work] = DeviceQueue(len(evaluators))
+        self._events: SimpleQueue[threads.Event] = SimpleQueue()
+        self._devices: DeviceQueue[Task, threads.Work] = DeviceQueue(len(evaluators))
         self._thinker = ThreadPoolExecutor(1)  # its threads wait for strategies, or run them
         self._to_compile, self._background, self._planner = CompileQueue(), BackgroundBuilds(pool), Planner(0)
         self._tasks: list[Task] = []
@@ -103,7 +93,7 @@ class TuningRun:
             if tasks and not self.options.stop:
                 self._start_devices(stack)
                 for task, library in product(tasks, filter(roster.is_library, self.options.backends)):
-                    self._send(task, AlgorithmsWork(library))
+                    self._send(task, threads.AlgorithmsWork(library))
             over = threading.Event()
             stack.callback(self._to_compile.end)
             stack.callback(over.set)
@@ -129,15 +119,15 @@ class TuningRun:
         for number, evaluator in enumerate(self.evaluators):
             evaluator.start()
             screened = partial(self.watcher.step, "screen")
-            worker = DeviceThread(number, evaluator, self._devices, self.options, self._events.put, screened)
+            worker = threads.DeviceThread(number, evaluator, self._devices, self.options, self._events.put, screened)
             threading.Thread(target=worker.run, name=f"device {number}", daemon=True).start()
 
     def _start_planners_and_builders(self, planned: PlannedTasks, over: threading.Event) -> None:
         """Start the thread that plans the sizes and the one that has their kernels compiled, until the run is over."""
         post = self._events.put
         built = self.pool.stream(self._to_compile.draw(), self._deadline, self._to_compile.turn)
-        threading.Thread(target=send_plans, args=(post, planned, over), name="plans", daemon=True).start()
-        threading.Thread(target=send_builds, args=(post, built, over), name="builds", daemon=True).start()
+        threading.Thread(target=threads.send_plans, args=(post, planned, over), name="plans", daemon=True).start()
+        threading.Thread(target=threads.send_builds, args=(post, built, over), name="builds", daemon=True).start()
 
     @property
     def _time_is_spent(self) -> bool:
@@ -158,7 +148,7 @@ class TuningRun:
             if roster.compile_limit_s(config.backend):
                 task.slow[config.name] = config
                 future = self._background.begin(job)
-                future.add_done_callback(partial(send_slow_build, self._events.put, task, config))
+                future.add_done_callback(partial(threads.send_slow_build, self._events.put, task, config))
             else:
                 task.unscreened += 1
                 urgent = first and number < URGENT_CONFIGS
@@ -213,26 +203,26 @@ class TuningRun:
             return
         self._handle(event)
 
-    def _handle(self, event: events.Event) -> None:
+    def _handle(self, event: threads.Event) -> None:
         match event:
-            case events.SizePlanned(task, plan):
+            case threads.SizePlanned(task, plan):
                 begin_search(task, plan, self._warm_start, self.watcher)
                 self._begin_batch(task)
-            case events.ArtifactBuilt(artifact):
+            case threads.ArtifactBuilt(artifact):
                 self._take_built(artifact)
-            case events.SlowArtifactBuilt(task, artifact):
+            case threads.SlowArtifactBuilt(task, artifact):
                 self._take_slow(task, artifact)
-            case events.BuildsEnded():
+            case threads.BuildsEnded():
                 self._end_builds()
-            case events.Screened():
+            case threads.Screened():
                 self._take_screened(event)
-            case events.AlgorithmsListed():
+            case threads.AlgorithmsListed():
                 self._take_algorithms(event)
-            case events.BatchChosen(task, batch):
+            case threads.BatchChosen(task, batch):
                 self._take_choice(task, batch)
-            case events.Raced(task, outcome):
+            case threads.Raced(task, outcome):
                 self._take_race(task, outcome)
-            case events.ThreadFailed(error):
+            case threads.ThreadFailed(error):
                 raise error
 
     def _take_built(self, artifact: Artifact) -> None:
@@ -264,7 +254,7 @@ class TuningRun:
         else:
             self._begin_batch(task)
 
-    def _take_screened(self, event: events.Screened) -> None:
+    def _take_screened(self, event: threads.Screened) -> None:
         task = event.task
         self.watcher.step("search", task.count_tried(event.batch_pieces))
         task.in_flight -= event.batch_pieces + event.other_pieces
@@ -282,11 +272,13 @@ class TuningRun:
                 task.move_to(TaskState.WAITING)
             else:
                 assert task.search is not None, "a task that is built has been planned"
-                self._thinker.submit(choose_batch, self._events.put, task, task.search, trials_of(task, task.batch))
+                self._thinker.submit(
+                    threads.choose_batch, self._events.put, task, task.search, trials_of(task, task.batch)
+                )
         if task.state is TaskState.WAITING and not task.slow and not task.in_flight:
             self._begin_race(task)
 
-    def _send(self, task: Task, work: Work, later: bool = False) -> None:
+    def _send(self, task: Task, work: threads.Work, later: bool = False) -> None:
         """Queue work of a task for a device."""
         task.in_flight += 1
         self._devices.put(task, work, later)
@@ -297,14 +289,14 @@ class TuningRun:
         self._warm_start.note_built(task.problem, artifact)
         known = artifact.config.name in task.trials or bool(task.failure)
         if not known and artifact.status == "ok" and not self.options.stop:
-            self._send(task, ScreenWork(artifact, in_batch))
+            self._send(task, threads.ScreenWork(artifact, in_batch))
             return
         self.watcher.step("screen")
         self.watcher.step("search", task.count_tried(int(in_batch)))
         if not known and artifact.status != "ok":
             self._keep(task, [artifact.failed_trial()])
 
-    def _take_algorithms(self, event: events.AlgorithmsListed) -> None:
+    def _take_algorithms(self, event: threads.AlgorithmsListed) -> None:
         """Screen a library's algorithms that were not screened yet; they need no compiling."""
         task = event.task
         task.in_flight -= 1
@@ -320,7 +312,9 @@ class TuningRun:
                 task.add_trial(trial)
             elif not task.failure:
                 self.watcher.stage("screen", 1)
-                self._send(task, ScreenWork(task.artifacts[config.name], in_batch=False), number >= FIRST_ALGORITHMS)
+                self._send(
+                    task, threads.ScreenWork(task.artifacts[config.name], in_batch=False), number >= FIRST_ALGORITHMS
+                )
         self._go_on(task)
 
     def _give_up_slow(self) -> bool:

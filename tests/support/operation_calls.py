@@ -132,6 +132,8 @@ PLAIN: dict[str, Make] = {
     "linear_act": lambda r: Call(linear_act, r.x(r.m, K), r.x(N, K), "gelu", r.x(N)),
     "linear_act in blocks": lambda r: Call(linear_act, r.x(r.m, K), r.x(N, K), "relu_block"),
     "linear_act of gate and up": lambda r: Call(linear_act, r.x(2, r.m, K), r.x(N, K), "silu_mul"),
+    "linear_add": lambda r: Call(tritongemm.linear_add, r.x(r.m, K), r.x(N, K), r.x(r.m, N)),
+    "linear_act_quantize": lambda r: Call(tritongemm.linear_act_quantize, r.x(r.m, K), r.x(N, K), "gelu"),
     "bmm": lambda r: Call(bmm, r.x(B, r.m, K), r.x(B, K, N), r.x(B, 1, N)),
     "bmm out": lambda r: Call(bmm, r.x(B, r.m, K), r.x(B, K, N), out=r.x(B, r.m, N)),
     "grouped_mm": lambda r: Call(grouped_mm, r.x(r.m, K), r.x(GROUPS, K, N), r.ends()),

@@ -10,7 +10,7 @@ from typing import Any
 from tritongemm.codegen import modules
 from tritongemm.codegen.geometry import geometry
 from tritongemm.core.config import Config
-from tritongemm.core.integers import cdiv
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.measure.guarded_operands import guarded
@@ -20,6 +20,8 @@ from tritongemm.numerics.verify import poison
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model.waves import count_tiles
+
+_COLUMNS = (1, 16, 32, 64, 128, 256)
 
 
 def reduced(problem: Problem, config: Config) -> Problem:
@@ -46,14 +48,12 @@ def reduced(problem: Problem, config: Config) -> Problem:
     depth = max((s.depth for s in problem.scalings if s), default=0)
     least = max(2 * config.split_k if config.split_k > 1 else 3, cdiv(depth + 1, config.block_k))
     kept = min(blocks, least + (blocks - least) % config.split_k)
-    return replace(
-        problem,
-        m=m,
-        n=shrink(problem.n, config.block_n, tiles_n),
-        k=problem.k - (blocks - kept) * config.block_k,
-        batch=min(problem.batch, 3),
-        groups=groups,
-    )
+    k, batch = problem.k - (blocks - kept) * config.block_k, min(problem.batch, 3)
+    n = shrink(problem.n, config.block_n, tiles_n)
+    family = registry.get(Family, problem.family)
+    # Some epilogues and orders of B want a multiple of a number of columns.
+    possible = (replace(problem, m=m, n=round_up(n, step), k=k, batch=batch, groups=groups) for step in _COLUMNS)
+    return next(filter(family.computes, possible), replace(problem, m=m, k=k, batch=batch, groups=groups))
 
 
 def with_fewer_programs(config: Config, problem: Problem, small: Problem, target: Target) -> tuple[Config, Target]:

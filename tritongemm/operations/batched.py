@@ -63,6 +63,19 @@ class BatchOperands(NamedTuple):
         return int(self.a.shape[-1]) * (DTYPES[name].packed if name else 1)
 
 
+def _operands_of_scaled(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **more: Any,
+) -> BatchOperands:
+    """Return the operands of `scaled_bmm`."""
+    return BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, **more)
+
+
 class Batched(ProductOperation):
     """A @ B (+ bias) for each product of a batch."""
 
@@ -71,7 +84,7 @@ class Batched(ProductOperation):
         "Tensor? scale_b=None, str scale_layout='') -> Tensor"
     )
     operands = BatchOperands
-    calls: ClassVar = {"scaled_bmm": ("a", "b", "scale_a", "scale_b", "bias", "out_dtype")}
+    calls: ClassVar = {"scaled_bmm": _operands_of_scaled}
 
     def check(self, given: BatchOperands) -> BatchOperands:
         """Return the operands with their vectors flat."""

@@ -62,8 +62,8 @@ class Operation(Plugin, abstract=True):
     operands: ClassVar[Callable[..., Any]]
     # The operand that each of a problem's is read from, where it has another name.
     sources: ClassVar[Mapping[str, str]] = {}
-    # Other functions that compute it, and the order of their operands.
-    calls: ClassVar[Mapping[str, Sequence[str]]] = {}
+    # Other functions that compute it, and what makes the operands of their arguments.
+    calls: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
         """Name an operation as its schema does."""
@@ -164,13 +164,12 @@ def bind(call: str, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Oper
         InputError: there is no such function; lists those there are.
         TypeError: they are not its arguments.
     """
-    known = []
+    known: list[str] = []
     for operation in every():
-        if call == operation.name:
-            return operation, operation.operands(*args, **named)
-        if call in operation.calls:
-            return operation, operation.operands(**dict(zip(operation.calls[call], args, strict=False)), **named)
-        known += [operation.name, *operation.calls]
+        calls = {operation.name: operation.operands, **operation.calls}
+        if call in calls:
+            return operation, calls[call](*args, **named)
+        known += calls
     raise InputError(f"no operation is called {call!r}; there are: {', '.join(sorted(known))}")
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from math import prod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,6 +69,24 @@ class ActivatedOperands(NamedTuple):
         return (self.rows + rows_of_factors(self.rows), columns)
 
 
+def _added(x: Tensor, w: Tensor, residual: Tensor, *others: Any, **named: Any) -> ActivatedOperands:
+    """Return the operands of `linear_add`."""
+    return ActivatedOperands(x, w, RESIDUAL, residual, *others, **named)
+
+
+def _in_blocks(
+    x: Tensor,
+    w: Tensor,
+    act: str = "",
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    *factors: Tensor | None,
+    **named: Any,
+) -> ActivatedOperands:
+    """Return the operands of `linear_act_quantize`."""
+    return ActivatedOperands(x, w, f"{act}_block" if act else "block", bias, dtype, *factors, **named)
+
+
 class ActivatedLayer(ProductOperation):
     """Act(x @ w.T (+ bias)); of gate and up, whose rows of w alternate, act(gate) * up; with `add` bias is a matrix."""
 
@@ -78,6 +96,7 @@ class ActivatedLayer(ProductOperation):
     )
     operands = ActivatedOperands
     sources: ClassVar = {"a": "x", "b": "w"}
+    calls: ClassVar = {"linear_add": _added, "linear_act_quantize": _in_blocks}
 
     def check(self, given: ActivatedOperands) -> ActivatedOperands:
         """Return the operands, which belong together."""

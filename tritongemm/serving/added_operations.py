@@ -234,7 +234,7 @@ def linear_act_quantize(
     """
     made = _call_act(x, w, "_".join(filter(None, (act, "block"))), bias, dtype, scale_a, scale_b)
     rows, factors = parts(made, prod(x.shape[:-1]))
-    return rows.view(*x.shape[:-1], -1), factors.T
+    return rows.view(*x.shape[:-1], rows.shape[-1]), factors.T
 
 
 class _ServedActivation(ActivatedLayer):

@@ -52,7 +52,9 @@ def test_it_is_inferred_read_and_computed_alike(call: Call) -> None:
     operation, given = contract.bind(call.name, call.given, call.named)
     result = operation.fallback(operation.check(given))
     assert torch.equal(result, operation.fallback(operation.check(given)))
-    torch.testing.assert_close(call().float(), result.float(), rtol=2e-2, atol=0.5)
+    made = call()
+    rows = made if isinstance(made, Tensor) else made[0]  # factors behind it
+    torch.testing.assert_close(rows.float(), result[: len(rows)].float(), rtol=2e-2, atol=0.5)
     with FakeTensorMode() as mode:
         inferred = operation.infer(type(given)(*(mode.from_tensor(t) if isinstance(t, Tensor) else t for t in given)))
     assert (inferred.shape, inferred.dtype) == (result.shape, result.dtype)

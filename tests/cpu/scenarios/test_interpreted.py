@@ -7,6 +7,7 @@ import pytest
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, POINTERS, SM90, SPLIT
 from tritongemm.codegen import render
+from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import reduced
 from tritongemm.search_spaces import loader as target_files
@@ -67,3 +68,5 @@ def test_a_checked_problem_has_the_remainders_of_the_real_one() -> None:
     small = reduced(problem, SPLIT)
     assert (small.m, small.n, small.k) == (2 * 16 + 1, 70, 7 * 16 + 3)
     assert reduced(Problem(3, 4, 5), SPLIT) == Problem(3, 4, 5)
+    gated = Problem(4, 256, 512, *matrices("bf16", layout="TN"), epilogue="silu_mul")
+    assert reduced(gated, Config("gemv", 4, 2, 512)).n == 16, "gate and up alternate by 8 columns"

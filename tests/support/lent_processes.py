@@ -52,7 +52,7 @@ class LentProcess(WorkerProcess):
         self._busy = False
 
     def kill(self) -> None:
-        lasts = self.role.startswith("tritongemm.") or self.role in _SOONER.values()  # a test's own role may count
+        lasts = self.role.startswith(("tritongemm.", "toy_roles:")) or self.role in _SOONER.values()  # others may count
         if lasts and self.alive and self._ready and not self._busy:
             kept = LentProcess(self.role, self.environment)
             vars(kept).update(vars(self))

@@ -156,9 +156,7 @@ def interpreted(interpreter: LentProcess, tmp_path: Path) -> Interpreted:
 def compile_once(folder: Path, commands: Mapping[str, Sequence[str]]) -> Path:
     """Have the first process of the run that comes compile libraries into a folder, and the others wait for it.
 
-    Args:
-        folder: for the libraries; it is there when all of them are.
-        commands: the compiler's command for each library's name, without where it writes.
+    The commands are those for each library's name, without where the compiler writes. The folder is there when all are.
     """
     with locked(Path(f"{folder}.lock"), f"{folder} is not compiled", "run the test again", seconds=600):
         if not folder.exists():

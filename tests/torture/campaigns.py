@@ -30,24 +30,16 @@ _MOST_MESSAGE = 4000  # characters of a message that a person still reads
 
 
 class Campaign(ABC):
-    """One kind of trial, tried over and over with other random numbers.
+    """One kind of trial, tried over and over with other random numbers."""
 
-    Attributes:
-        name: how it is called in the counts.
-    """
-
-    name: str
+    name: str  # in the counts
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 (some campaigns start from nothing)
         """Make what every try starts from, in a folder that stays; called once."""
 
     @abstractmethod
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Try once, in an empty folder.
-
-        Raises:
-            TortureFailure: it ended as it must not.
-        """
+        """Try once, in an empty folder; a TortureFailure where it ended as it must not."""
 
 
 def refused(error: TritonGemmError) -> Outcome:
@@ -113,14 +105,7 @@ def _records(path: Path) -> list[Record]:
 
 
 class DamagedFiles(Campaign):
-    """A file is damaged and read.
-
-    Args:
-        name: of the campaign.
-        file: the name of the damaged file.
-        texts: makes what it held before, one of several.
-        read: reads it, and returns what came of it.
-    """
+    """A file is damaged and read; `texts` makes what it held before, one of several."""
 
     def __init__(
         self, name: str, file: str, texts: Callable[[], Sequence[bytes]], read: Callable[[Path], Outcome]
@@ -166,11 +151,7 @@ def _read_manifest(path: Path) -> Outcome:
 
 
 def read_back(path: Path) -> Outcome:
-    """Read a file, and where that works write its results and read those.
-
-    Raises:
-        TortureFailure: they differ.
-    """
+    """Read a file, and where that works write its results and read those; a TortureFailure where they differ."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -26,11 +26,7 @@ class Ended:
     err: str
 
     def checked(self) -> "Ended":
-        """Itself.
-
-        Raises:
-            TortureFailure: it ended in a way that no user should see.
-        """
+        """Itself; a TortureFailure where it ended in a way that no user should see."""
         if self.status not in STATUSES:
             raise self.failure(f"exit status {self.status}")
         for text in (self.out, self.err):
@@ -52,23 +48,13 @@ class Ended:
 
 
 class Command:
-    """One start of `tritongemm NAME ARGUMENTS…`.
+    """One start of `tritongemm NAME ARGUMENTS…` in a folder, with variables beside those of this process.
 
-    Args:
-        name: of the subcommand, such as ``tune``.
-        argv: its arguments.
-        folder: where it runs.
-        environment: variables beside those of this process.
-        file_bytes: size that no file it writes may pass, as on a disk that fills; 0 for no limit.
+    No file that it writes may pass `file_bytes`, as on a disk that fills; 0: any may.
     """
 
     def __init__(
-        self,
-        name: str,
-        argv: Sequence[str],
-        folder: Path,
-        environment: dict[str, str] | None = None,
-        file_bytes: int = 0,
+        self, name: str, argv: Sequence[str], folder: Path, environment: dict[str, str], file_bytes: int = 0
     ) -> None:
         self.argv = (name, *argv)
 
@@ -80,7 +66,7 @@ class Command:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tritongemm", name, *argv],
             cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "TERM": "dumb", **(environment or {})},
+            env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "TERM": "dumb", **environment},
             start_new_session=True, preexec_fn=limit,
         )  # fmt: skip
 
@@ -90,11 +76,7 @@ class Command:
         return self._process.pid
 
     def end(self, limit_s: float = LIMIT_SECONDS) -> Ended:
-        """Wait until it has ended and its output is closed.
-
-        Raises:
-            TortureFailure: it did not end within `limit_s` seconds.
-        """
+        """Wait until it has ended and its output is closed; a TortureFailure after `limit_s` seconds."""
         try:
             out, err = self._process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:

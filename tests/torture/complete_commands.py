@@ -30,17 +30,11 @@ _MARKER = "TRITONGEMM_TORTURE"  # a variable that every process of a try inherit
 
 @dataclass(frozen=True)
 class Job:
-    """A command, and the files that an undisturbed run of it leaves.
-
-    Attributes:
-        module: what `python -m` runs.
-        argv: its arguments.
-        results: paths of the files that must be equal however often it was disturbed.
-    """
+    """A command, and the files that an undisturbed run of it leaves."""
 
     module: str
     argv: tuple[str, ...]
-    results: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()  # paths of files that must be equal however often it was disturbed
 
     def left(self, folder: Path) -> tuple[bytes, ...]:
         """The contents of its results; nothing for one that is not there."""
@@ -103,11 +97,7 @@ class Undisturbed:
 
 
 class CommandCampaign(Campaign):
-    """A campaign whose tries start commands.
-
-    Args:
-        undisturbed: what the tries start from.
-    """
+    """A campaign whose tries start commands, from what undisturbed ones left."""
 
     def __init__(self, undisturbed: Undisturbed) -> None:
         self._undisturbed = undisturbed
@@ -123,11 +113,7 @@ class CommandCampaign(Campaign):
         return Command(job.module, job.argv, folder, environment, file_bytes)
 
     def _finish(self, job: Job, folder: Path, before: Ended) -> None:
-        """Run a disturbed command again, to its end.
-
-        Raises:
-            TortureFailure: it fails, its files are not those of an undisturbed run, or something is left behind.
-        """
+        """Run a disturbed command again: it ends, with the files of an undisturbed run, and leaves nothing behind."""
         ended = self._start(job, folder).end().checked()
         if ended.status:
             raise ended.failure(f"after {before.argv} ended with {before.status}, the same command fails")

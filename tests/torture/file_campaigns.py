@@ -52,11 +52,7 @@ _ALGORITHMS = tuple(
 
 
 def run(main: Callable[[Sequence[str]], int], *argv: str) -> Ended:
-    """A command in this process, whose errors that no user should see are raised.
-
-    Raises:
-        TortureFailure: it ended in a way that no user should see.
-    """
+    """A command in this process; a TortureFailure where it ended in a way that no user should see."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,11 +64,7 @@ def run(main: Callable[[Sequence[str]], int], *argv: str) -> Ended:
 
 
 def _read(path: Path) -> list[Record]:
-    """The results of a file that can be used.
-
-    Raises:
-        TritonGemmError: it can't be read.
-    """
+    """The results of a file that can be used; a TritonGemmError where it can't be read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [row.record for row in sizes.from_results(path, Defaults()).rows if row.record is not None]

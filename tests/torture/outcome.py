@@ -19,15 +19,10 @@ class TortureFailure(AssertionError):
 
 @dataclass
 class Tally:
-    """The counts of one campaign.
+    """The counts of one campaign."""
 
-    Attributes:
-        outcomes: how many tries came to each outcome.
-        failures: what each failed try says.
-    """
-
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)  # tries that came to each
+    failures: list[str] = field(default_factory=list)  # what each failed try says
 
     @property
     def tried(self) -> int:

@@ -29,15 +29,9 @@ _VARIABLE = re.compile(rf"\b(?:TRITONGEMM_[A-Z_]+|AITER_[A-Z_]+|{_OTHERS})\b")
 
 @dataclass(frozen=True)
 class Mention:
-    """Something that a page names.
+    """Something that a page names."""
 
-    Attributes:
-        page: path from the root.
-        line: number of the line.
-        text: what it names.
-    """
-
-    page: str
+    page: str  # its path from the root
     line: int
     text: str
 

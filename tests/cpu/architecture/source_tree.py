@@ -50,13 +50,7 @@ def place(module: str) -> str:
 
 @dataclass(frozen=True)
 class Import:
-    """One module of the package that another one names.
-
-    Attributes:
-        importer: module that holds the line.
-        imported: module it names.
-        line: number of the line.
-    """
+    """One module of the package that another one names in a line."""
 
     importer: str
     imported: str

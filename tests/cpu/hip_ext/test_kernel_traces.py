@@ -16,19 +16,12 @@ from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceE
 
 @dataclass(frozen=True)
 class Traced:
-    """A profiler's stand-in.
+    """A profiler's stand-in."""
 
-    Attributes:
-        library: its variables.
-        trace: begins a trace.
-        launch: records a kernel's name, its order, and when it started and ended.
-        counts_anew: whether dropped records are counted for each trace.
-    """
-
-    library: ctypes.CDLL
+    library: ctypes.CDLL  # its variables
     trace: Callable[[], KernelTrace]
-    launch: Callable[[str, int, int, int], None]
-    counts_anew: bool
+    launch: Callable[[str, int, int, int], None]  # a kernel's name, its order, and when it started and ended
+    counts_anew: bool  # dropped records, for each trace
 
     def traced(self, start: int = 2000, end: int = 2100, **poked: int) -> KernelTrace:
         """A trace in which one kernel ran, and variables of the stand-in were then set."""

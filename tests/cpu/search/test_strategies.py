@@ -102,17 +102,11 @@ def separable(config: Config) -> float:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The values of two axes that configs have together.
-
-    Attributes:
-        axes: names of the two.
-        values: what there is.
-        found: for each config the place of its pair in `values`.
-    """
+    """The values of two axes that configs have together."""
 
     axes: tuple[str, str]
     values: list[tuple[Any, Any]]
-    found: npt.NDArray[np.intp]
+    found: npt.NDArray[np.intp]  # for each config the place of its pair in `values`
 
 
 def all_pairs(configs: Sequence[Config]) -> list[Pairs]:

@@ -1,4 +1,4 @@
-"""Generated modules on a real GPU as a other has them: where this package is not, with torch and Triton alone.
+"""Generated modules on a real GPU as another machine has them: where this package is not, with torch and Triton alone.
 
 They are run as programs and imported; results are compared with float64.
 """

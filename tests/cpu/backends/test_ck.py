@@ -35,22 +35,6 @@ ck = registry.get(KernelBackend, "ck")
 needs_ck = pytest.mark.skipif(not ck.available(), reason=ck.available().reason)
 
 
-@pytest.fixture
-def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that passes for CK's, and a compiler that is not asked."""
-    for name, text in ((ck_module._HEADER, ""), ("ck/config.h", ""), ("ck/ck.hpp", "#error these are no headers\n")):
-        (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "include" / name).write_text(text)
-    monkeypatch.setenv("CK_DIR", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that is not asked."""
-    monkeypatch.setattr(hip_compiler, "compiler", lambda arch: hip_compiler.HipCompiler(("none",), "none 1.0"))
-
-
 SIZES = ((1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096))
 EVERY = pairwise([GFX942, GFX950], ["TN", "TT", "NN", "NT"], SIZES)
 
@@ -149,7 +133,12 @@ def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: st
     assert ck.candidates(problem, facts) == []
 
 
-def test_what_a_binary_depends_on(headers: Path, no_compiler: None) -> None:
+def test_what_a_binary_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in (tmp_path / "include" / "ck/config.h", header := tmp_path / "include" / ck_module._HEADER):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    monkeypatch.setenv("CK_DIR", str(tmp_path))
+    monkeypatch.setattr(hip_compiler, "compiler", lambda arch: hip_compiler.HipCompiler(("none",), "not asked"))
     config = replace(Config.parse(SMALL), block_m=64, block_n=128)
 
     def digest(problem: Problem = BF16, facts: Target = GFX942, **changed: Any) -> str:
@@ -168,7 +157,7 @@ def test_what_a_binary_depends_on(headers: Path, no_compiler: None) -> None:
         digest(block_m=32),
     ]
     assert len({digest(), *others}) == 1 + len(others)
-    (headers / "include" / ck_module._HEADER).write_text("// another version\n")
+    header.write_text("// another version\n")
     assert digest() not in others
 
 

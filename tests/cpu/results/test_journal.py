@@ -66,15 +66,10 @@ with t.take(Path({path!r})) as store:
 """
 
 
-def start(path: Path) -> subprocess.Popen[str]:
-    """A second process that takes `path` and appends until it is killed."""
-    text = WRITER.format(here=str(ROOT), path=str(path))
-    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
-
-
 def test_kill_nine_while_appending(path: Path) -> None:
     """What a killed run had said is done is there, once; while it lived, no one else could take the file."""
-    writer = start(path)
+    text = WRITER.format(here=str(ROOT), path=str(path))
+    writer = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout
         said = [int(writer.stdout.readline()) for _ in range(3)]

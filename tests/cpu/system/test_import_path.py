@@ -12,13 +12,6 @@ from tritongemm.system import import_path
 HOME = str(ROOT)
 
 
-@pytest.fixture
-def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A current folder that was not named."""
-    monkeypatch.chdir(tmp_path)
-    return str(tmp_path)
-
-
 def run_by_name(monkeypatch: pytest.MonkeyPatch, by_name: bool) -> None:
     """Have the program look as if `python -m` had started it, or as a script."""
     main = ModuleType("__main__")
@@ -26,7 +19,8 @@ def run_by_name(monkeypatch: pytest.MonkeyPatch, by_name: bool) -> None:
     monkeypatch.setitem(sys.modules, "__main__", main)
 
 
-def test_what_python_adds_by_itself_is_left_out(stand: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_python_adds_by_itself_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(stand := str(tmp_path))
     for by_name, path, expected in (
         (False, ["", "/a", HOME], ["/a", HOME]),  # python -c, and the prompt
         (True, [stand, "/a", HOME], ["/a", HOME]),  # python -m

@@ -209,12 +209,6 @@ def test_a_bad_manifest_costs_its_backend(
     assert f"asm does not race: {path}: " in said
 
 
-def fp4_problem() -> Problem:
-    return registry.get(Family, "a4w4_blockscale").problem(
-        Problem(64, 64, 512, *matrices("fp4e2m1", c="bf16", layout="TN"))
-    )
-
-
 def without_dot_scaled(target: Target) -> Target:
     """A target whose kernels of ours can't apply powers of two along K."""
     return replace(target, features=target.features - {"dot_scaled"})
@@ -224,7 +218,9 @@ def test_other_backends_that_could_compute_a_problem(monkeypatch: pytest.MonkeyP
     """Each backend that was not tried says how to have it race, and what it lacks here."""
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     gfx950 = without_dot_scaled(target_files.load_target("gfx950"))
-    hints = ", ".join(roster.suggest_backends(fp4_problem(), gfx950, ("triton",)))
+    plain = Problem(64, 64, 512, *matrices("fp4e2m1", c="bf16", layout="TN"))
+    fp4 = registry.get(Family, "a4w4_blockscale").problem(plain)
+    hints = ", ".join(roster.suggest_backends(fp4, gfx950, ("triton",)))
     assert "ck could compute it: --libtype ck" in hints
     assert "asm could compute it: --libtype asm (no manifest of assembly kernels: TRITONGEMM_ASM_MANIFESTS" in hints
     assert hints.startswith("triton: no kernel template that gfx950 runs has such operands")

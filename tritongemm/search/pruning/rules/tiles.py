@@ -177,7 +177,7 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
     alone = not several and problem.groups is None
     if shared:
         stages = SLICE_STAGES if alone and problem.m <= UNSLICED_ROWS else SLICE_STAGES + 1
-        slow = unlike or config.num_stages > stages or config.block_n > SLICED_COLUMNS
+        slow = unlike or config.num_stages > stages or config.block_n > SLICED_COLUMNS * (1 + several)
         slow |= alone and config.num_warps > SLICES
     else:
         wide = config.block_n // config.num_warps == 4 * WARP_COLUMNS and problem.m <= WIDE_WARP_ROWS

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tritongemm.backends.triton.compiling import GPU_TARGETS
+from tritongemm.codegen import modules as generated
 from tritongemm.core.target import Target
 
 
@@ -45,6 +46,7 @@ def launches_for(target: Target, folder: Path, binary: bool = False) -> Iterator
     from triton.compiler import compiler
     from triton.runtime import jit
 
+    generated.run_text.cache_clear()  # kernels of modules that were run before would not be compiled again
     made: list[str] = []
     entire = compiler.compile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tritongemm.build.expert_kernels import DEPTH, ID_TYPES, MOST_TOPK, Chosen, mode_of
 from tritongemm.build.helpers import read_text
@@ -28,8 +28,12 @@ class Tile(NamedTuple):
 
 
 # As they were fastest on an H200, with Qwen3-30B-A3B's experts. More columns of fp8; of int8 they would spill.
-FIRST, FIRST_OF_FP8, SECOND = Tile(4, 1024, 4, 1), Tile(8, 1024, 2, 1), Tile(1, 128, 1, 1)
-_EXPERTS_OF_A_WARP = 8  # whose blocks of weights it has in registers, three of each
+FIRST, FIRST_OF_FP8 = Tile(4, 1024, 4, 1), Tile(8, 1024, 2, 1)
+SECOND, SECOND_OF_BYTES = Tile(1, 128, 1, 1), Tile(1, 256, 1, 1)
+_EXPERTS_OF_A_WARP = 8  # whose blocks of weights it has in registers
+# Rows up to which two kernels were faster there, by the bytes of a weight's element: products of eight bits are bound
+# by their conversions.
+MOST_ROWS: Final = {1: 8, 2: 32, 4: 32}
 
 
 class FewExperts(NamedTuple):
@@ -66,9 +70,10 @@ def choose_down(one: FewExperts, weights: str) -> Chosen:
     pointers = {"ids_ptr": f"*{one.ids}", "h_ptr": x, "w_ptr": _pointer(one.dtype_w), "scale_ptr": "*fp32"}
     pointers |= {"weights_ptr": _pointer(weights), "out_ptr": x}
     numbers = {"K": one.k, "hidden": one.n, "topk": one.topk, "experts": one.experts}
-    most = _power_of_two(one.topk)
-    tile = SECOND._replace(warps=max(SECOND.warps, most // _EXPERTS_OF_A_WARP))
-    return _chosen("down_rows", one, pointers, numbers, {"MOST": most}, tile)
+    most, tile = _power_of_two(one.topk), SECOND if one.bytes > 1 else SECOND_OF_BYTES
+    tile = tile._replace(warps=max(tile.warps, most // _EXPERTS_OF_A_WARP))
+    constants = {"MOST": most, "AHEAD": int(one.rows == 1 and one.bytes > 1)}  # more tokens have more programs
+    return _chosen("down_rows", one, pointers, numbers, constants, tile)
 
 
 def kernels_for(problem: Problem) -> Iterator[Chosen]:
@@ -82,7 +87,8 @@ def kernels_for(problem: Problem) -> Iterator[Chosen]:
         if problem.n % 2 == 0:
             yield from (choose_gate_up(one._replace(n=problem.n // 2), problem.k, name) for name in ACTIVATIONS)
         for weights in dict.fromkeys(("fp32", problem.c.dtype)):
-            yield from (choose_down(one._replace(topk=1 << i), weights) for i in range(MOST_TOPK.bit_length()))
+            counts = [(rows, 1 << i) for rows in (1, 2) for i in range(MOST_TOPK.bit_length())]
+            yield from (choose_down(one._replace(rows=rows, topk=topk), weights) for rows, topk in counts)
 
 
 def _chosen(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tritongemm.build import expert_kernels
 from tritongemm.build.expert_kernels import Chosen
-from tritongemm.build.few_expert_kernels import SCALES, FewExperts, choose_down, choose_gate_up
+from tritongemm.build.few_expert_kernels import MOST_ROWS, SCALES, FewExperts, choose_down, choose_gate_up
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import MX_MODES
@@ -267,6 +267,7 @@ def _is_for_few(checked: CheckedMixture) -> bool:
     """Return whether the two kernels for few tokens read such operands."""
     given, mode = checked
     is_plain = given.w1_bias is None and given.w2_bias is None and not given.is_of_four_bits and mode in SCALES
+    is_plain &= given.topk_ids.numel() <= MOST_ROWS[given.w1.element_size()]
     fits = given.topk_ids.shape[1] <= expert_kernels.MOST_TOPK and given.w1.is_contiguous() and given.w2.is_contiguous()
     return is_plain and fits and DTYPE_NAMES.get(given.topk_weights.dtype) in expert_kernels.WEIGHT_TYPES
 

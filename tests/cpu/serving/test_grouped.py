@@ -309,8 +309,9 @@ def alone(mode, dtype, tokens, topk, experts, hidden, inner, activation):
 moe_kernels._rows_are_alone = lambda checked: True
 few_expert_kernels.FIRST, few_expert_kernels.SECOND = (few_expert_kernels.Tile(n, 128, 1, n > 2) for n in (2, 4))
 few_expert_kernels.FIRST_OF_FP8 = few_expert_kernels.Tile(2, 128, 1)
+few_expert_kernels.SECOND_OF_BYTES = few_expert_kernels.Tile(4, 128, 1, 1)
 alone("", torch.float32, 3, 3, 4, 21, 13, "silu")
-alone("", torch.float32, 2, 1, 3, 200, 16, "gelu")
+alone("", torch.float32, 1, 2, 3, 200, 150, "gelu")
 alone("row", torch.int8, 2, 2, 3, 130, 9, "clamped_swiglu")
 few_expert_kernels._FIRST, few_expert_kernels._SECOND = (32, 128, 1), (64, 128, 1)  # of many columns
 alone("block", torch.float8_e4m3fn, 2, 3, 3, 384, 128, "silu")
@@ -337,4 +338,6 @@ def test_two_kernels_compute_a_mixture_of_which_a_row_names_one_row_a_program(mo
 
     assert asked(given, alone, alone) and asked(given, tiles, alone) and not asked(given, tiles, tiles)
     assert not asked(given, alone, alone, kind="library")
+    more = given._replace(x=x.repeat(6, 1), topk_weights=torch.ones(12, 3), topk_ids=given.topk_ids.repeat(6, 1))
+    assert not asked(more, alone, alone)
     assert not asked(given._replace(w2_bias=torch.ones(4, 64)), alone, alone)

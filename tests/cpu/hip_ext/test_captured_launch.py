@@ -5,6 +5,7 @@ import itertools
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -20,6 +21,7 @@ from tritongemm.hip_ext.launching.captured_launch import CapturedKernel
 from tritongemm.hip_ext.launching.loaded_kernels import TunedKernel
 from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch
 from tritongemm.hip_ext.launching.workspaces import WorkspacePool
+from tritongemm.measure.operand_sets import OperandSets
 
 Opened: TypeAlias = tuple[ctypes.CDLL, driver.Device, Function]
 StartDriver: TypeAlias = Callable[[str], tuple[ctypes.CDLL, driver.Driver]]
@@ -264,10 +266,6 @@ def test_a_served_kernel_clears_the_c_that_it_is_given() -> None:
 
 def test_a_measured_launch_clears_the_c_of_its_own_operands() -> None:
     """In each set of operands; a fill may be a dispatch too, so no symbol of one kernel is promised to the clock."""
-    from types import SimpleNamespace
-
-    from tritongemm.measure.operand_sets import OperandSets
-
     device = Recorder()
     sets = SimpleNamespace(device=device)
     launch = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (Param("pointer", "c"),), (), zeroed=(Buffer("c", 48),))

@@ -1,7 +1,7 @@
 """Jobs that are built while others are still being made, and compilers on other hosts."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +10,13 @@ from queue import Empty
 import pytest
 
 from tests.support import fake_ray
+from tests.support.stores import ONE, record
 from tests.support.tables import each
+from tritongemm.build import pool as pool_module
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool, JobStream
-from tritongemm.build.prepare import compile_job
+from tritongemm.build.prepare import compile_job, prepare_launches
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -109,6 +111,17 @@ def test_errors_end_the_stream(tmp_path: Path, who: str) -> None:
     made = iter([job(1)]) if who == "builder" else jobs()
     with pytest.raises(OSError, match=who):
         list(stream(tmp_path, Failing() if who == "builder" else Builder()).artifacts(made))
+
+
+def test_a_row_whose_kernel_does_not_compile_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Artifact(CONFIG, "", status="compile_failed", reason="no room")
+
+    def fail(jobs: Iterable[CompileJob], cache: ArtifactCache) -> dict[str, Artifact]:
+        return {one.digest: replace(failed, config=one.config, digest=one.digest) for one in jobs}
+
+    monkeypatch.setattr(pool_module, "build_missing", fail)
+    found = prepare_launches([record(ONE)], target_files.load_target("gfx942"), ArtifactCache(tmp_path))
+    assert found == {ONE: "compile_failed: no room"}
 
 
 CONFIG = Config("tile", 16, 16, 16, num_warps=1)

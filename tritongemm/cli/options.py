@@ -120,7 +120,8 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--scales", choices=tuple(GRANULARITIES), default="", metavar="NAME",
                    help="granularity of the scale factors: per operand (tensor), per row of A and column of B (row), "
                    "per 1 x 128 of A and 128 x 128 of B (block), per 1 x 128 of both (group), per 32 along K (mx); "
-                   "_rows: factors stored as [rows, K / 128]; _tma: rows of A padded to 4 "
+                   "_rows: factors stored as [rows, K / 128]; _tma: rows of A padded to 4; weight_128, weight_mx and "
+                   "others: of a weight of four bits "
                    "(default: the family's)")  # fmt: skip
     _add_group_options(g)
 

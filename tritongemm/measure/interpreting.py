@@ -28,9 +28,9 @@ def reduced(problem: Problem, config: Config) -> Problem:
     """Return a smaller problem with the same remainders, and with at least two of whatever the original has several.
 
     It has two tiles along M and N (three where the other has one) plus the remainder, and more columns than share a
-    scale factor. Along K the number of blocks leaves the original's remainder when it is split: each split has two, or
-    there are three, and more than share a factor. A batch has three products. The number of groups stays, and rows are
-    spread as in the original; captured spreads as skewed ones.
+    scale factor. Along K the number of blocks leaves the original's remainder when it is split, or added up in runs:
+    each part has two, or there are three, and more than share a factor. A batch has three products. The number of
+    groups stays, and rows are spread as in the original; captured spreads as skewed ones.
     """
 
     def shrink(size: int, block: int, blocks: int) -> int:
@@ -46,8 +46,9 @@ def reduced(problem: Problem, config: Config) -> Problem:
         m, groups = min(m, room or m), replace(groups, room=room, spread=spread, counts=())
     blocks = cdiv(problem.k, config.block_k)
     depth = max((s.depth for s in problem.scalings if s), default=0)
-    least = max(2 * config.split_k if config.split_k > 1 else 3, cdiv(depth + 1, config.block_k))
-    kept = min(blocks, least + (blocks - least) % config.split_k)
+    parts = config.split_k * config.option("runs", 1)
+    least = max(2 * parts if parts > 1 else 3, cdiv(depth + 1, config.block_k))
+    kept = min(blocks, least + (blocks - least) % parts)
     k, batch = problem.k - (blocks - kept) * config.block_k, min(problem.batch, 3)
     n = shrink(problem.n, config.block_n, tiles_n)
     family = registry.get(Family, problem.family)

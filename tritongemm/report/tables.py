@@ -146,6 +146,8 @@ def print_invariance(
     The two results raced at different times; each is compared with the library's time in its own race, so that a
     device's clock does not count.
     """
+    if not records:
+        return
     others = {r.problem: r for r in unconstrained if not r.order}
     rows, of_library, of_best, calls = [], [], [], list[tuple[float, float, float]]()
     for record in records:

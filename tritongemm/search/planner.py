@@ -16,6 +16,7 @@ from tritongemm.plugins.contracts.searching import Predictions, Pruned
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
 from tritongemm.search.pruning.rules import RULES, Rule
+from tritongemm.search.pruning.rules.persistent import needs
 
 NO_LIMITS = SearchLimits()
 
@@ -42,7 +43,8 @@ def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) ->
 
     def other_order(config: Config, _: Problem, target: Target) -> str | None:
         order = searched.reduction_order(config, problem, target)
-        return None if order == wanted else f"{order}, not {wanted}"
+        # Later rules may leave none but configs that the kernel can't be of, whose rule is skipped then.
+        return f"{order}, not {wanted}" if order != wanted else needs(config, problem, target)
 
     return Rule("order", other_order), *(rule for rule in RULES if wanted.runs == 1 or rule.name != "split_k")
 

@@ -86,6 +86,9 @@ def test_runs_of_k_are_added_pairwise_where_that_is_asked_for() -> None:
         ("tile", 1, 8, 1),
         ("tma", 1, 8, 1),
     }
+    few = Problem(16, 256, 1024, *matrices("bf16", layout="TN"))
+    limits = SearchLimits(order=ReductionOrder(1024, 128, sums="pairwise"))
+    assert {c.split_k for c in rank_space(few, SM90, "triton", limits)[1].kept} == {1}, "not half of the runs each"
 
 
 @each("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2, room=8))])

@@ -68,5 +68,7 @@ def test_a_checked_problem_has_the_remainders_of_the_real_one() -> None:
     small = reduced(problem, SPLIT)
     assert (small.m, small.n, small.k) == (2 * 16 + 1, 70, 7 * 16 + 3)
     assert reduced(Problem(3, 4, 5), SPLIT) == Problem(3, 4, 5)
+    runs = Config("tile", 16, 32, 64, options=(("pairwise", 1), ("runs", 8)))
+    assert reduced(Problem(16, 16, 4096), runs).k % (8 * 64) == 0, "each run has as many blocks as the others"
     gated = Problem(4, 256, 512, *matrices("bf16", layout="TN"), epilogue="silu_mul")
     assert reduced(gated, Config("gemv", 4, 2, 512)).n == 16, "gate and up alternate by 8 columns"

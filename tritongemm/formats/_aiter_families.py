@@ -185,8 +185,11 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str, dtype: str
     found, wider = fitting(columns), _containing(columns)
     says, named = wanted not in ("", Defaults.family), _named_in(path, FAMILIES)
     plain = FAMILIES[0]
-    if {*own_names(_named(columns))} == {*SIZES} and (wanted == plain.name or (dtype and not says and not named)):
-        return replace(plain, keys=SIZES, dtype="" if dtype else plain.name)
+    if {*own_names(_named(columns))} == {*SIZES}:
+        if wanted == plain.name or (dtype and not says and not named):
+            return replace(plain, keys=SIZES, dtype="" if dtype else plain.name)
+        if says and not any(wanted in (one.name, one.ours, one.shuffled) for one in FAMILIES):
+            return replace(plain, name=wanted, ours=wanted, keys=SIZES, shuffled="", scaled="")
     for those in (found, wider):
         asked = [one for one in those if wanted in (one.name, one.ours, one.shuffled)] if says else []
         fits = asked if says else [one for one in those if one in named]

@@ -73,6 +73,7 @@ class CellReader:
         scaled, shuffled = cells.flag("scaleAB"), cells.flag("bpreshuffle")
         if scaled and (shuffled or not family.scaled):
             cells.fail("scaleAB is True: one scale for all of A and of B is known here with plain B of the family bf16")
+        own_scales = self._defaults.scales if family.name == family.ours == self._defaults.family else ""
         usual = "bf16" if family.dtype or "q_dtype_w" in family.keys else ""
         given: dict[str, Any] = {
             "family": family.scaled if scaled else family.shuffled if family.shuffled and shuffled else family.ours,
@@ -83,7 +84,7 @@ class CellReader:
             "row_major_b": False,
             "bias": ("n" if cells.flag("bias") else "none") if cells.text("bias") else self._defaults.bias,
             "batch": cells.integer("B", 1, 1),
-            **({"scales": scales} if (scales := _ONE_SCALE if scaled else family.scales) else {}),
+            **({"scales": scales} if (scales := _ONE_SCALE if scaled else family.scales or own_scales) else {}),
         }
         kind = (*given.values(), encoding)
         try:

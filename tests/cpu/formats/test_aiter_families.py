@@ -16,6 +16,7 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import TunerFormat
+from tritongemm.workloads import sizes
 
 BEST = Record(
     Problem(16, 512, 4096, *matrices("bf16", layout="TN")), "sm90", Config("tile", 16, 16, 16), "triton",
@@ -128,3 +129,14 @@ def test_batches_with_scales_in_powers_of_two_are_sizes_of_ours() -> None:
     assert (row.target, row.compute_units, row.config) == ("gfx950", 0, None)
     merged = registry.get(TunerFormat, "aiter").merge([(Path("a8w8_blockscale_mxscale.csv"), text)] * 2)
     assert merged and merged.text == text
+
+
+def test_sizes_alone_are_of_any_family_that_is_named(tmp_path: Path) -> None:
+    """Also of weights of four bits, which AITER has no such files of."""
+    path = tmp_path / "sizes.csv"
+    path.write_text("M,N,K\n16,256,512\n")
+    named = {"a16w4": "weight_64", "a8w4": "row_weight_128", "a16w4_halves_32": ""}
+    keys = [sizes.from_file(path, Defaults(family=f, scales=s))[0].problem.key for f, s in named.items()]
+    assert [key.partition("TN_")[2] for key in keys] == [
+        "a16w4_weight_64", "a8w4_row_weight_128", "a16w4_weight_128_halves_32"
+    ]  # fmt: skip

@@ -17,8 +17,14 @@ from tritongemm.serving import linear_fp8, mixtures
 
 _FP8 = "transformers.integrations.finegrained_fp8"
 _ACTIVATIONS: Final = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu"}  # by transformers' classes
-_USUAL: Final = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True,
-                 "has_post_expert_norm": False}  # fmt: skip
+# What transformers' experts say of themselves: the value that is served, and what another one means.
+_USUAL: Final = {
+    "has_gate": (True, "its experts have no gate"),
+    "has_bias": (False, "its experts have biases"),
+    "is_transposed": (False, "the weights of its experts are transposed"),
+    "is_concatenated": (True, "gate and up of its experts alternate"),
+    "has_post_expert_norm": (False, "a norm follows its experts"),
+}
 _GATES: Final = ("swiglu_alpha", "limit", "gate_softcap")  # of its fp8 experts, which change what a gate does
 
 
@@ -56,9 +62,9 @@ def why_mixture_left(module: Any, known: frozenset[ExpertWeights]) -> str:
     """Return why the experts of a layer are not served; "" where they can be."""
     if "forward" in vars(module):
         return "another library replaced its forward"
-    for name, usual in _USUAL.items():
+    for name, (usual, otherwise) in _USUAL.items():
         if getattr(module, name, usual) != usual:
-            return f"its {name} is {getattr(module, name)}"
+            return otherwise
     if type(module.act_fn).__name__ not in _ACTIVATIONS or not _has_plain_gate(module):
         return f"its gate is none of {', '.join(ACTIVATIONS)}"
     w1, w2 = module.gate_up_proj, module.down_proj

@@ -119,7 +119,7 @@ def test_other_experts_are_left_with_the_reason() -> None:
     left = tritongemm.patch(model, [*rows()[:1], *rows(True)]).left
     assert left["0"].startswith("its gate is none of silu")
     assert left["1"].startswith("its factors are not dynamic")
-    assert left["2"] == "another library replaced its forward" and left["3"] == "its has_bias is True"
+    assert left["2"] == "another library replaced its forward" and left["3"] == "its experts have biases"
     assert left["4"] == "no row for 4 experts of N=128, K=128, bf16"
 
 

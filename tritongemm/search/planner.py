@@ -16,7 +16,7 @@ from tritongemm.plugins.contracts.searching import Predictions, Pruned
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
 from tritongemm.search.pruning.rules import RULES, Rule
-from tritongemm.search.pruning.rules.persistent import needs
+from tritongemm.search.pruning.rules.persistent import each_need, needs
 
 NO_LIMITS = SearchLimits()
 
@@ -43,10 +43,11 @@ def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) ->
 
     def other_order(config: Config, _: Problem, target: Target) -> str | None:
         order = searched.reduction_order(config, problem, target)
-        # Later rules may leave none but configs that the kernel can't be of, whose rule is skipped then.
-        return f"{order}, not {wanted}" if order != wanted else needs(config, problem, target)
+        return None if order == wanted else f"{order}, not {wanted}"
 
-    return Rule("order", other_order), *(rule for rule in RULES if wanted.runs == 1 or rule.name != "split_k")
+    # What any kernel needs is asked next: other rules may leave none but configs without it, which would stay then.
+    others = [rule for rule in RULES if rule.name != "needs" and (wanted.runs == 1 or rule.name != "split_k")]
+    return Rule("order", other_order), Rule("needs", needs, parts=each_need), *others
 
 
 def _with_runs(space: Space, limits: SearchLimits) -> Space:

@@ -41,6 +41,7 @@ def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: pytes
     of, file = rows("halves_32", m=4, bias="n").problem, tmp_path / "tuned.yaml"
     file.write_text(results_format().write([record(of, Config("tile", 16, 64, 64, 1, 1, 4, 2))]), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    monkeypatch.setenv("TRITONGEMM_FREE", "0")  # whatever tests beside this one hold
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
     install_vllm(monkeypatch)
     kind, _ = install_vllm_int4(monkeypatch)

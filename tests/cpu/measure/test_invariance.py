@@ -89,6 +89,9 @@ def test_runs_of_k_are_added_pairwise_where_that_is_asked_for() -> None:
     few = Problem(16, 256, 1024, *matrices("bf16", layout="TN"))
     limits = SearchLimits(order=ReductionOrder(1024, 128, sums="pairwise"))
     assert {c.split_k for c in rank_space(few, SM90, "triton", limits)[1].kept} == {1}, "not half of the runs each"
+    runs = Config("tile", 64, 64, 64, options=(("pairwise", 1), ("runs", 8)))
+    asked = [registry.get(SearchedBackend, "triton").check(runs, replace(few, k=k), SM90) for k in (2048, 2112)]
+    assert asked[0] and "each run that is added pairwise must have a block of K" in str(asked[1]), "the eighth has none"
 
 
 @each("problem", [replace(SIZE, bias="m"), Problem(16, 64, 64, *BF16, groups=Groups(2, room=8))])

@@ -73,7 +73,9 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
         assert "newest assembler" not in before + after, "that is for tiles of unlike parts and of three groups"
 
 
-@pytest.mark.parametrize(("split", "columns"), [pytest.param(2, 32, marks=pytest.mark.heavy), (4, 32), (2, 48)])
+@pytest.mark.parametrize(
+    ("split", "columns"), [*(pytest.param(n, 32, marks=pytest.mark.heavy) for n in (2, 4)), (2, 48)]
+)
 def test_splits_send_each_other_their_columns(split: int, columns: int) -> None:
     """All that is stored between the marks goes to another program, nothing else: 64 rows of floats over the splits.
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,11 @@ NAMES = ["torch", "inductor", "ours"]
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    yield importlib.import_module("side_by_side")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+            patch.setenv(name, "")  # so that it ends with these tests: processes are lent to those of one environment
+            del os.environ[name]
+        yield importlib.import_module("side_by_side")
     for name in [n for n in sys.modules if n.split(".")[0] in ("side_by_side", "competitors")]:
         del sys.modules[name]
 

@@ -216,6 +216,7 @@ def test_a_signal_after_the_work_keeps_its_status(tmp_path: Path) -> None:
     assert signalled(started(tmp_path, text), signal.SIGINT) == (1, "")
 
 
+@pytest.mark.heavy
 def test_a_complete_command_in_a_locale_of_few_letters(tmp_path: Path) -> None:
     """Modules hold letters that it lacks, and so may the folder's name and the file of sizes."""
     folder = tmp_path / "größe"

@@ -334,7 +334,9 @@ def test_thousands_of_configs_import_quickly(tmp_path: Path) -> None:
     assert any(second < 2 for second in seconds)
 
 
-@pytest.mark.parametrize("target", [GFX942, SM90], ids=["gfx942", "sm90"])
+@pytest.mark.parametrize(
+    "target", [pytest.param(GFX942, id="gfx942", marks=pytest.mark.heavy), pytest.param(SM90, id="sm90")]
+)
 def test_every_config_has_its_own_kernel_name(target: target.Target, session_cache: Path) -> None:
     """A profiler's trace distinguish binaries: the symbol is the config's name, less what is a run-time argument."""
     problem = Problem(64, 64, 64)

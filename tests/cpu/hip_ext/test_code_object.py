@@ -4,7 +4,7 @@ import random
 import re
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,9 +73,8 @@ def product(a, b, c, K, stride, M: tl.constexpr, N: tl.constexpr, BK: tl.constex
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
     """(target name, size) -> a compiled product: large ones spill."""
-    triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
     made: dict[tuple[str, int], SimpleNamespace] = {}
 
     def get(name: str, size: int) -> SimpleNamespace:
@@ -90,7 +89,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
             )
         return made[name, size]
 
-    return get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield get
 
 
 def ptxas(folder: Path, sm: int) -> bytes:

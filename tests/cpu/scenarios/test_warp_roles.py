@@ -71,7 +71,7 @@ def test_quotients_by_an_inverse_are_exact() -> None:
     ("problem", "configs"),
     [
         (OTHER_WAY, (WS,)),
-        (SIDES_ALONG_K, (SWAPPED_PADDED,)),
+        pytest.param(SIDES_ALONG_K, (SWAPPED_PADDED,), marks=pytest.mark.heavy),
         pytest.param(SIDES_ALONG_K, (WS_TWO_PARTS, WS_SWAPPED, WS_PADDED), marks=pytest.mark.heavy),
         pytest.param(
             OTHER_WAY, (WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT, WS_PADDED), marks=pytest.mark.heavy

@@ -126,9 +126,8 @@ def test_what_no_library_can_hold_is_reported(
     assert said.count("not held: ") == len(built.compiled_late) and "no compiler here; where nothing" in said
 
 
-@pytest.mark.parametrize(
-    ("arch", "fp8"), [pytest.param("sm90", "fp8e4m3fn", marks=pytest.mark.heavy), ("gfx942", "fp8e4m3fnuz")]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize(("arch", "fp8"), [("sm90", "fp8e4m3fn"), ("gfx942", "fp8e4m3fnuz")])
 @pytest.mark.usefixtures("session_cache")
 def test_kernels_of_experts_compile_ahead_of_time(arch: str, fp8: str) -> None:
     target = loader.load_target(arch)

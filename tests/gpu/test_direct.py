@@ -1,7 +1,7 @@
 """PyTorch's own kernel called directly: the same launch as PyTorch's, the same bits, on any stream and in any graph."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
@@ -43,9 +43,13 @@ MODES = {
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size is frequent at its first call."""
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A size is frequent at its first call, and float32 is as precise after a test as before it."""
+    # PyTorch's module takes assignments only: `monkeypatch` would delete the attribute, and fail
+    precision = torch.backends.cuda.matmul.allow_tf32
     monkeypatch.setattr(calls, "FREQUENT_CALLS", 1)
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = precision
 
 
 class Node(ctypes.Structure):
@@ -103,9 +107,9 @@ def operands(m: int, n: int, k: int, bias: str, dtype: torch.dtype) -> tuple[Ten
 @known
 @pytest.mark.parametrize("bias", ["none", "n"])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_launch_is_pytorchs(bias: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launch_is_pytorchs(bias: str, mode: str) -> None:
     dtype, share = MODES[mode]
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", mode == "tf32")
+    torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
     mine, different, captured, asked = Dispatcher(), [], 0, 0
     with torch.inference_mode():
         for m, n, k in SIZES:
@@ -128,14 +132,14 @@ def test_the_launch_is_pytorchs(bias: str, mode: str, monkeypatch: pytest.Monkey
 
 
 @known
-def test_float32_follows_pytorchs_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_follows_pytorchs_precision() -> None:
     x, w, bias = operands(16, 1280, 8192, "n", torch.float32)
     p = Problem(16, 1280, 8192, *matrices("fp32", layout="TN"))
     mine, tuned = Dispatcher(), Dispatcher()
     tuned.load([Record(p, ARCH, Config("tile", 16, 64, 64), "triton", 1e-6, 0.0, "events", library="torch")])
     results = []
     for allowed in (False, True, False, True):
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+        torch.backends.cuda.matmul.allow_tf32 = allowed
         assert tuned.explain(x, w).resolution.kind == ("exact" if allowed else "fallback")
         for given in (None, bias):
             plain = functional.linear(x, w, given)

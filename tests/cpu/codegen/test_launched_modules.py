@@ -1,5 +1,6 @@
 """Generated modules as Triton's own launcher compiles them, which makes constants of arguments that are 1."""
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -120,6 +121,26 @@ def test_winners_compile_to_binaries(target: str, tmp_path: Path) -> None:
             for size in (problem, problem.at(1)):
                 module.matmul(**operands(size))
     assert len(made) == 2 * len(configs)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config("ws_tma", 256, 176, 64, 1, 1, 8, 3, (("epilogue_parts", 2),)),
+        Config("ws_tma", 192, 192, 64, 1, 1, 12, 3),
+        Config("ws_tma_swapped", 192, 256, 64, 1, 2, 8, 3, (("epilogue_parts", 4), ("swap_ab", 1))),
+    ],
+    ids=["wide", "twelve warps", "swapped"],
+)
+def test_a_winner_fits_into_shared_memory_without_the_edits_that_make_its_slots_smaller(
+    config: Config, tmp_path: Path
+) -> None:
+    problem, facts = Problem(1024, 1024, 512, *matrices("bf16", layout="TN")), TARGETS["sm90"]
+    with launches_for(facts, tmp_path) as made:
+        modules.run_text(render.winner(problem, config, facts, "Remark."), "gemm").matmul(**operands(problem))
+    allocated = re.findall(r"local_alloc\b.*memdesc<([\dx]+)x(bf16|f32|i64),", made[0])
+    sizes = [math.prod(map(int, dims.split("x"))) * {"bf16": 2, "f32": 4, "i64": 8}[dtype] for dims, dtype in allocated]
+    assert facts.lds_bytes * 0.7 < sum(sizes) <= facts.lds_bytes
 
 
 @pytest.mark.parametrize("case", ["int4 in fragments", "fp4 in fragments"])

@@ -32,10 +32,7 @@ LAYERS = {
     "llama_70b": ((1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)),
 }  # fmt: skip
 # (B, N, K): DeepSeek-V3's absorbed products of 16 of 128 heads; Llama's, in AITER's own file, of 16 requests.
-BATCHED = {
-    "deepseek_v3": ((16, 512, 128), (16, 128, 512)),
-    "llama_70b": ((16, 1280, 8192), (16, 8192, 1024)),
-}
+BATCHED = {"deepseek_v3": ((16, 512, 128), (16, 128, 512)), "llama_70b": ((16, 1280, 8192), (16, 8192, 1024))}
 _EXPERTS = {"deepseek_v3": (7168, 256, 256, 8)}  # hidden and inner width, experts, and those of a token
 _FP8 = "torch.float8_e4m3fn"
 _SIZES = ("M", "N", "K")

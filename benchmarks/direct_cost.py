@@ -53,10 +53,7 @@ def both(m: int, n: int, k: int, dtype: torch.dtype, with_bias: bool) -> tuple[f
     """Host's and GPU's time of `mm` over that of `linear`; the former of small sizes only."""
     x, w = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))
     bias = torch.randn(n, device="cuda", dtype=dtype) if with_bias else None
-    calls: dict[str, Call] = {
-        "mm": lambda: tritongemm.mm(x, w, bias),
-        "linear": lambda: functional.linear(x, w, bias),
-    }
+    calls: dict[str, Call] = {"mm": lambda: tritongemm.mm(x, w, bias), "linear": lambda: functional.linear(x, w, bias)}
     said = tritongemm.explain(x, w, bias)
     if "called directly" not in said:
         raise SystemExit(f"nothing to compare: {said}")

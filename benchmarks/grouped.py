@@ -296,11 +296,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=FAMILIES, default="block")
     parser.add_argument("--form", choices=("contiguous", "masked"), default="contiguous")
     parser.add_argument("--experts", type=read_numbers, default=[8, 64, 256])
-    parser.add_argument(
-        "--shapes",
-        type=read_shapes,
-        default=[(4096, 7168), (7168, 2048), (2048, 768)],
-    )
+    parser.add_argument("--shapes", type=read_shapes, default=[(4096, 7168), (7168, 2048), (2048, 768)])
     parser.add_argument("--tokens", type=read_numbers, default=[1, 8, 64])
     parser.add_argument("--prefill", type=read_numbers, default=[256])
     parser.add_argument("--spread", choices=("uniform", "skewed"), default="uniform")

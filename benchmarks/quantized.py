@@ -217,9 +217,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=["row", "block"])
     parser.add_argument(
-        "--sizes",
-        type=read_shapes,
-        default=[(2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384)],
+        "--sizes", type=read_shapes, default=[(2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384)]
     )
     parser.add_argument("--m", type=read_numbers, default=[16, 64, 128, 256, 1024, 4096])
     parser.add_argument("--rows", type=Path, default=Path("output/quantized_rows.yaml"))

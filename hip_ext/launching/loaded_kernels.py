@@ -9,14 +9,7 @@ from tritongemm.core.served_call import LaunchSteps, PatchedLaunch
 from tritongemm.hip_ext.driver import driver, tensor_map
 from tritongemm.hip_ext.driver.module import PreparedLaunch
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
-from tritongemm.hip_ext.launching.patched_launch import (
-    PLACEHOLDER_ADDRESS,
-    ZeroedLaunch,
-    address_writers,
-    call_all,
-    prepare_launch,
-    tensor_map_makers,
-)
+from tritongemm.hip_ext.launching import patched_launch
 
 
 @dataclass(frozen=True)
@@ -35,8 +28,8 @@ class TunedKernel:
     def prepare(self, device: driver.Device) -> PatchedLaunch:
         """Return a launch for one thread."""
         launch, offsets = self.launch, self.launch.offsets()
-        makers = tensor_map_makers(device, launch)
-        prepared = prepare_launch(self.function, launch, makers)
+        makers = patched_launch.tensor_map_makers(device, launch)
+        prepared = patched_launch.prepare_launch(self.function, launch, makers)
         slots: dict[str, list[tuple[int, int, int]]] = {}
         setters: dict[str, list[Callable[[int], None]]] = {}
         for index, param in enumerate(launch.params):
@@ -44,7 +37,7 @@ class TunedKernel:
             if param.kind == "tma":
                 address_offset = tensor_map.find_address_offset(makers[index])
                 if address_offset is None:
-                    moving = tensor_map.MovingMap(device.api, makers[index](PLACEHOLDER_ADDRESS))
+                    moving = tensor_map.MovingMap(device.api, makers[index](patched_launch.PLACEHOLDER_ADDRESS))
                     setters.setdefault(name, []).append(_map_mover(moving, prepared, offsets[index]))
                     continue
                 inside = address_offset
@@ -53,14 +46,14 @@ class TunedKernel:
             slots.setdefault(name, []).append((0, offsets[index] + inside, 0))
         steps = LaunchSteps([prepared], slots)
         of_python = bool(setters or launch.zeroed)
-        for name, write in address_writers(steps).items():
+        for name, write in patched_launch.address_writers(steps).items():
             setters.setdefault(name, []).append(write)
         start: Callable[[int], None] = prepared.launch
         if launch.zeroed:
-            start = zeroed = ZeroedLaunch(device, launch.zeroed, prepared.launch)
+            start = zeroed = patched_launch.ZeroedLaunch(device, launch.zeroed, prepared.launch)
             for buffer in launch.zeroed:
                 setters.setdefault(buffer.name, []).append(partial(zeroed.set_address, buffer.name))
-        writers = {name: call_all(each) for name, each in setters.items()}
+        writers = {name: patched_launch.call_all(each) for name, each in setters.items()}
         return PatchedLaunch(writers, start, None if of_python else steps)
 
 

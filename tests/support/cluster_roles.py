@@ -7,18 +7,8 @@ from tests.support.evaluators import tile_rows_seconds
 from tritongemm.core.config import Config
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.machine import Machine
+from tritongemm.measure import jobs
 from tritongemm.measure.cluster import HostFacts, own_versions
-from tritongemm.measure.jobs import (
-    Algorithms,
-    AlgorithmsJob,
-    MeasureAnswer,
-    MeasureJob,
-    OperandsReady,
-    QuantizeJob,
-    RaceJob,
-    RaceSamples,
-    ScreenJob,
-)
 from tritongemm.search_spaces import loader as target_files
 
 GPU_ROLE, SURVEY_ROLE = "tests.support.cluster_roles:StandInGpu", "tests.support.cluster_roles:StandInSurvey"
@@ -30,13 +20,13 @@ ROUNDS = 9  # samples of each time
 class StandInGpu:
     """Times kernels by their configs, once it has read their code objects; every result is right."""
 
-    def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
+    def __call__(self, job: jobs.MeasureJob) -> Iterator[jobs.MeasureAnswer]:
         assert job.setup.device == 0, "an actor's GPU is the only one that its processes see"
-        yield OperandsReady(1, True)
-        if isinstance(job, AlgorithmsJob):
-            yield Algorithms(())
+        yield jobs.OperandsReady(1, True)
+        if isinstance(job, jobs.AlgorithmsJob):
+            yield jobs.Algorithms(())
             return
-        if isinstance(job, QuantizeJob):
+        if isinstance(job, jobs.QuantizeJob):
             return
         seconds = {one.config.name: (seconds_of(one.config),) * ROUNDS for one in job.candidates}
         for one in job.candidates:
@@ -44,13 +34,13 @@ class StandInGpu:
             if one.launch is not None:
                 with open(one.launch.path, "rb") as code:
                     assert code.read(4) == b"\x7fELF"
-            if isinstance(job, ScreenJob):
+            if isinstance(job, jobs.ScreenJob):
                 yield Trial(one.config, "ok", samples=seconds[one.config.name], timer="sundial")
             else:
                 yield Trial(one.config, "ok", stage="final", error=0.0, tolerance=0.1)
-        if isinstance(job, RaceJob):
+        if isinstance(job, jobs.RaceJob):
             baseline = {BASELINE_ENTRY: (LIBRARY_SECONDS,) * ROUNDS} if job.baseline else {}
-            yield RaceSamples(seconds | baseline)
+            yield jobs.RaceSamples(seconds | baseline)
 
 
 def seconds_of(config: Config) -> float:

@@ -92,12 +92,7 @@ def kernels_for(problem: Problem) -> Iterator[Chosen]:
 
 
 def _chosen(
-    name: str,
-    one: FewExperts,
-    pointers: dict[str, str],
-    numbers: dict[str, int],
-    constants: dict[str, int],
-    tile: Tile,
+    name: str, one: FewExperts, pointers: dict[str, str], numbers: dict[str, int], constants: dict[str, int], tile: Tile
 ) -> Chosen:
     at_once, block = _LOAD_BYTES // one.bytes, min(tile.depth, max(DEPTH, _power_of_two(one.k)))
     chosen: dict[str, float] = {**constants, "SCALES": SCALES[one.mode], "COLUMNS": tile.columns, "BLOCK": block}

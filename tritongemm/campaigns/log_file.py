@@ -70,7 +70,10 @@ class LogFile:
         """Yield the text in pieces of complete lines; bytes of other programs that are no text are skipped."""
         with self._opened() as file:
             start = file.peek(_START)[:_START]
-            text = io.TextIOWrapper(cast("BinaryIO", file), _encoding(start), "replace", newline="\n")
+            # UTF-16 has a mark and zeros, as PowerShell writes logs.
+            wide = start.startswith((b"\xff\xfe", b"\xfe\xff")) and 3 * start.count(0) > len(start)
+            encoding = "utf-16" if wide else "utf-8"
+            text = io.TextIOWrapper(cast("BinaryIO", file), encoding, "replace", newline="\n")
             while piece := text.read(_PIECE):
                 piece += text.readline(_LONGEST_LINE)
                 piece = unwrapped(plain_text(piece))
@@ -119,9 +122,3 @@ class _Beginning(io.RawIOBase):
         memoryview(buffer)[: len(data)] = data
         self._left -= len(data)
         return len(data)
-
-
-def _encoding(start: bytes) -> str:
-    """Return UTF-16 where a file has its mark and looks so, as PowerShell writes logs; else UTF-8."""
-    marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
-    return "utf-16" if marked and 3 * start.count(0) > len(start) else "utf-8"

@@ -51,10 +51,6 @@ class Conflict:
         """The names of the two kernels; a library's own choice has the library's."""
         return tuple(r.winner if (config := served_config(r)) is None else config.name for r in self.both)
 
-    def by_record(self) -> Record:
-        """Return the better result as recorded: measured before predicted, then the faster; else the first file's."""
-        return min(self.both, key=lambda r: (r.predicted, r.served_seconds))
-
 
 class RaceLog:
     """Results of conflicts that raced again; a log of another toolchain, device or protocol is set aside."""
@@ -151,7 +147,9 @@ def merge_results(mine: Path, theirs: Path, out: Path, remeasure: Remeasure | No
         merged, notes = {**second, **first}, []
         for key, conflict in disputed.items():
             answer = answers.get(key, Support("nothing here can measure them"))
-            merged[key] = conflict.by_record() if isinstance(answer, Support) else answer
+            # As recorded: measured before predicted, then the faster; else the first file's.
+            recorded = min(conflict.both, key=lambda r: (r.predicted, r.served_seconds))
+            merged[key] = recorded if isinstance(answer, Support) else answer
             notes.append(_describe(conflict, answer, merged[key], mine, theirs))
         records = tuple(merged[key] for key in dict.fromkeys([*first, *second]))
         files.atomic_write(run_files.results, results_format().write(records), _ADVICE)

@@ -241,9 +241,7 @@ def _read_request(args: argparse.Namespace, output: Path, to: str) -> TuneReques
         request,
         sizes=SizeSource(path=source, model=model, defaults=defaults),
         search=SearchScope(
-            budget=args.budget,
-            max_split=1 if unsplit else 0,
-            libtype=None if args.libtype == "all" else args.libtype,
+            budget=args.budget, max_split=1 if unsplit else 0, libtype=None if args.libtype == "all" else args.libtype
         ),
         outputs=Outputs(output, to, None if args.profile_file is None else Path(args.profile_file), not args.all),
     )

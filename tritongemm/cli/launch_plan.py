@@ -46,10 +46,6 @@ def main(argv: Sequence[str]) -> int:
     return shell.DONE
 
 
-def _searched_backend() -> str:
-    return registry.every(SearchedBackend)[0].name
-
-
 def parser() -> arguments.Parser:
     """Return the options of the command."""
     p = arguments.Parser("tritongemm launch-plan", usage="%(prog)s -m M -n N -k K -o DIR [OPTION ...]")
@@ -58,7 +54,7 @@ def parser() -> arguments.Parser:
     options.add_target(g, default=_TARGET)
     g.add_argument("--config", metavar="NAME", help="the config; default: the one predicted fastest that "
                    "a plan can hold")  # fmt: skip
-    g.add_argument("--backend", default=_searched_backend(), choices=planned_backends(),
+    g.add_argument("--backend", default=registry.every(SearchedBackend)[0].name, choices=planned_backends(),
                    help="backend of the kernels, without --config (default %(default)s)")  # fmt: skip
     g.add_argument("--manifest", type=arguments.path, action="append", default=[], metavar="FILE",
         help="manifest of assembly kernels; may be repeated (default: TRITONGEMM_ASM_MANIFESTS)")  # fmt: skip

@@ -9,7 +9,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.record import Record
 from tritongemm.export.library import storage, writing
 from tritongemm.export.library.entry import LibraryEntry
-from tritongemm.export.library.storage import KernelLibrary, open_library
+from tritongemm.export.library.storage import open_library
 from tritongemm.export.library.writing import Contents, publish
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
@@ -126,17 +126,13 @@ def _report_written(output: Path, contents: Contents, conflicts: Sequence[str], 
     )
 
 
-def _report_damaged(library: KernelLibrary, verbose: bool) -> bool:
-    shell.report_alike((f"left out: {library.path}: {entry}" for entry in library.damaged), verbose)
-    return bool(library.damaged)
-
-
 def _list(args: argparse.Namespace) -> int:
     """Print the entries of libraries."""
     damaged = False
     for path in args.libraries:
         library = open_library(Path(path))
-        damaged |= _report_damaged(library, args.verbose)
+        shell.report_alike((f"left out: {path}: {entry}" for entry in library.damaged), args.verbose)
+        damaged |= bool(library.damaged)
         beside = f", {len(library.helpers)} helper kernels" if library.helpers else ""
         print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in sorted(library.entries, key=_place)]:

@@ -62,10 +62,7 @@ def _read_request(args: argparse.Namespace) -> TuneRequest:
     return TuneRequest(
         devices=Devices(args.target, args.gpus, args.ngpus or every, args.ray, args.num_threads),
         search=SearchScope(
-            strategy=args.strategy,
-            budget=args.budget,
-            population=args.population or 0,
-            libtype=args.libtype,
+            strategy=args.strategy, budget=args.budget, population=args.population or 0, libtype=args.libtype
         ),
         timeout_s=args.timeout,
     )
@@ -144,7 +141,7 @@ def _campaign(
         open_run=tools.open_run,
         open_tools=tools.open_tools,
         measured_with=measured_with | {"compute_units": str(machine.target.compute_units)},
-        tune_options=(*_tune_words(args), *_cluster_words(args)),
+        tune_options=tuple(_tune_words(args)),
         others=tuple(map(Path, args.others)),
         resume=args.resume,
     )
@@ -159,12 +156,8 @@ def _tune_words(args: argparse.Namespace) -> list[str]:
         configs, seconds = args.budget
         words += ["--budget", f"{seconds:g}s" if seconds else str(configs)]
     words += ["--num-threads", str(args.num_threads)] if args.num_threads else []
-    return [*words, "--timeout", f"{args.timeout:g}"]
-
-
-def _cluster_words(args: argparse.Namespace) -> list[str]:
-    """Return the options with which tritongemm tune tunes one GEMM on a GPU of the same cluster."""
-    return [] if args.ray is None else ["--ray", args.ray, "--ngpus", "1"]
+    words += ["--timeout", f"{args.timeout:g}"]
+    return words if args.ray is None else [*words, "--ray", args.ray, "--ngpus", "1"]
 
 
 def _print_summary(campaign: Campaign, reporter: Reporter) -> None:

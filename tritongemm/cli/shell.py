@@ -21,8 +21,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -48,7 +48,9 @@ def run(command: str) -> int:
     atexit.register(on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
     on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
     status = _exit_status(functools.partial(_import_and_run, command))
-    _forget_interrupt()
+    # Python takes an interrupt that passed through an `exec`, as packages use it to make classes, for one that was not
+    # caught; the next `exec` of text makes it forget it, so that it ends with the status that it is given.
+    exec("")
     sys.stdout.flush()
     on_stop(functools.partial(_end, status, b""))
     return status
@@ -59,7 +61,7 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def guarded(argv: Sequence[str] | None = None) -> int:
-        with _stopped_like_ctrl_c():
+        with handled(signal.default_int_handler):  # the signals of a batch system or a closed terminal, as Ctrl-C
             return _exit_status(lambda: main(sys.argv[1:] if argv is None else list(argv)))
 
     return guarded
@@ -121,21 +123,6 @@ def _has_current_folder() -> bool:
 
 
 # --- signals --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
-    """End a run at the signals of a batch system or a closed terminal as Ctrl-C does."""
-    with handled(signal.default_int_handler):
-        yield
-
-
-def _forget_interrupt() -> None:
-    """Let Python end with the status that it is given: the next `exec` of text makes it forget an interrupt.
-
-    One that passed through an `exec`, as packages use it to make classes, Python takes for one that was not caught.
-    """
-    exec("")
 
 
 def _interrupt_again(lost: Any) -> None:

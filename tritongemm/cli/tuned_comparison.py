@@ -134,7 +134,11 @@ def compare(
     """Time the new rows of a file beside another file's, and take over those that are better."""
     with _Timing.open(request, reporter) as timing:
         old = timing.rows(output)
-        changed = {p: row for p, row in timing.rows(candidate).items() if _is_new(row, old.get(p))}
+        changed = {
+            problem: row
+            for problem, row in timing.rows(candidate).items()
+            if row.record is not None and (problem not in old or row.record != old[problem].record)
+        }
         found = list(_compared(timing, old, changed))
         if found:
             timing.reporter.table("", _COLUMNS, [one.cells(least_percent) for one in found])
@@ -149,10 +153,6 @@ def compare(
             timing.reporter.say(
                 f"{output} is as it was; {candidate} has the new rows, which --update_improved takes over"
             )
-
-
-def _is_new(row: FormatRow, there: FormatRow | None) -> bool:
-    return row.record is not None and (there is None or row.record != there.record)
 
 
 def _compared(

@@ -6,26 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
+from tritongemm.core import values
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.trial import PREDICTED
-from tritongemm.core.values import (
-    FINITE,
-    HELD_OUT,
-    MAP,
-    SECONDS,
-    TEXTS,
-    Deviation,
-    FiniteOrNone,
-    Flag,
-    Natural,
-    SecondsOrNone,
-    Text,
-    kinds_of,
-    read_config,
-    require,
-)  # fmt: skip
 
 # Number of the form in which journals and results files are written. A new key of a result raises it: a reader refuses
 # keys that it does not know.
@@ -46,51 +31,53 @@ class Record:
     """
 
     problem: Problem  # what was tuned
-    target: Text  # name of the target it was tuned for
+    target: values.Text  # name of the target it was tuned for
     config: Config  # the best generated kernel
-    winner: Text  # backend that dispatch should call, e.g. `triton`, or `torch` where the library won
-    seconds: Annotated[float, SECONDS]  # median time of one launch of `config`, in seconds
-    spread: Annotated[float, FINITE]  # half the distance between the quartiles of its samples, relative to the median
-    timer: Text  # clock; `model` marks a prediction
+    winner: values.Text  # backend that dispatch should call, e.g. `triton`, or `torch` where the library won
+    seconds: Annotated[float, values.SECONDS]  # median time of one launch of `config`, in seconds
+    spread: Annotated[
+        float, values.FINITE
+    ]  # half the distance between the quartiles of its samples, relative to the median
+    timer: values.Text  # clock; `model` marks a prediction
     # error, tolerance: deviation from the reference, and the largest allowed
-    error: Deviation = None
-    tolerance: FiniteOrNone = None
+    error: values.Deviation = None
+    tolerance: values.FiniteOrNone = None
     # The library's median time in the same run, in seconds; None when not measured.
-    library_seconds: SecondsOrNone = None
-    library: Text = ""  # which library that was
-    tie: Flag = False  # the two were within the noise of each other
-    verified: Text = ""  # how the result was checked
+    library_seconds: values.SecondsOrNone = None
+    library: values.Text = ""  # which library that was
+    tie: values.Flag = False  # the two were within the noise of each other
+    verified: values.Text = ""  # how the result was checked
     # Versions that made it, e.g. `{"triton": "3.6.0"}`.
-    toolchain: Annotated[dict[str, str], TEXTS] = field(default_factory=dict)
-    cold: Flag = True  # the weights were not in the last-level cache
+    toolchain: Annotated[dict[str, str], values.TEXTS] = field(default_factory=dict)
+    cold: values.Flag = True  # the weights were not in the last-level cache
     # Number of compute units of the device it was tuned on; 0 where that is not said, and the result then serves any
     # device of its target.
-    compute_units: Natural = 0
+    compute_units: values.Natural = 0
     # The result serves every M from this one up to the problem's own, as a table over M says; 0 where it serves its own
     # M alone.
-    m_from: Natural = 0
+    m_from: values.Natural = 0
     # What was measured at other M of the range, which had no part in choosing it, by M as text: the time over the best
     # known there, less 1, and the library's time over it.
-    held_out: Annotated[Mapping[str, Any], HELD_OUT] = field(default_factory=dict)
+    held_out: Annotated[Mapping[str, Any], values.HELD_OUT] = field(default_factory=dict)
     # Median time in which A is quantised from bf16, with its scale factors in the problem's layout, as
     # `tritongemm.quantize` does; None where that was not measured, or the problem's A has no scale factors.
-    quantize_seconds: SecondsOrNone = None
+    quantize_seconds: values.SecondsOrNone = None
     # SHA-256 of the code object of `config` that was measured; "" where that is not known, or it has none.
-    code: Text = ""
+    code: values.Text = ""
     # The error and the tolerance of the library whose result was wrong, so that it did not race; "" where it was right,
     # or was not compared.
-    library_wrong: Text = ""
+    library_wrong: values.Text = ""
     # The reduction order of `config`, in which all rows of its product add up, at every M; "" where it was not asked
     # for.
-    order: Text = ""
+    order: values.Text = ""
     # Hash of a row that `config` computed of operands that are the same at every M; "" without an order.
-    row_bits: Text = ""
+    row_bits: values.Text = ""
     # What a file's format or a campaign keeps with the result, by its own name, such as another tool's name of the
     # kernel; they are written back, and do not count when records are compared.
-    notes: Annotated[Mapping[str, Any], MAP] = field(default_factory=dict, compare=False)
+    notes: Annotated[Mapping[str, Any], values.MAP] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        require(self.__dict__, _FIELD_KINDS)
+        values.require(self.__dict__, _FIELD_KINDS)
         if self.m_from > self.problem.m:
             raise InputError(f"m_from must be at most M, {self.problem.m}, not {self.m_from}")
 
@@ -148,8 +135,8 @@ class Record:
         """
         if unknown := data.keys() - {f.name for f in fields(cls)}:
             raise InputError(f"has unknown keys: {', '.join(sorted(unknown))}")
-        read = {"problem": problem or Problem.from_json(data["problem"]), "config": read_config(data["config"])}
+        read = {"problem": problem or Problem.from_json(data["problem"]), "config": values.read_config(data["config"])}
         return cls(**{**data, **read})
 
 
-_FIELD_KINDS = kinds_of(Record)
+_FIELD_KINDS = values.kinds_of(Record)

@@ -1,7 +1,6 @@
 """The classes `TemplateSpace` and `Space`, the configs of one problem on one target, and `SearchLimits` of them."""
 
 import itertools
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -72,11 +71,6 @@ class Space:
     def __iter__(self) -> Iterator[Config]:
         for axes in self.axes:
             yield from map(axes.config, itertools.product(*(v for _, v in axes.values)))
-
-    def sample(self, count: int, rng: random.Random) -> list[Config]:
-        """Return `count` configs drawn with replacement, templates by the size of their axes."""
-        chosen = rng.choices(self.axes, weights=[len(a) for a in self.axes], k=count)
-        return [a.config(tuple(rng.choice(v) for _, v in a.values)) for a in chosen]
 
     def neighbours(self, config: Config) -> Iterator[Config]:
         """Yield configs one step away along one axis; from blocks of another size also with as many bytes under way."""

@@ -30,10 +30,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= _LARGEST
-
-
 def _is_text(value: object) -> bool:
     """Return whether it is text that can be written: JSON and YAML can name halves of characters."""
     try:
@@ -55,7 +51,7 @@ def _is_measured_elsewhere(m: object, numbers: object) -> bool:
 
 TEXT = FieldKind("text", _is_text)
 FLAG = FieldKind("true or false", lambda v: isinstance(v, bool))
-POSITIVE = FieldKind("a positive number", _is_positive)
+POSITIVE = FieldKind("a positive number", lambda v: _is_number(v) and 0 < v <= _LARGEST)
 # No launch takes less or more, and sums and ratios of such times are finite.
 SECONDS = FieldKind("a time from 1 ns to 10,000 s", lambda v: _is_number(v) and 1e-9 <= v <= 1e4)
 SECONDS_OR_NONE = FieldKind(f"{SECONDS.words}, or null", lambda v: v is None or SECONDS.holds(v))
@@ -65,8 +61,7 @@ FINITE = FieldKind("a finite number from 0 on", lambda v: _is_number(v) and 0 <=
 FINITE_OR_NONE = FieldKind("a finite number from 0 on, or null", lambda v: v is None or FINITE.holds(v))
 TIMES = FieldKind("a list of times from 1 ns to 10,000 s", lambda v: isinstance(v, list) and all(map(SECONDS.holds, v)))
 TEXTS = FieldKind(
-    "a map of text",
-    lambda v: isinstance(v, Mapping) and all(_is_text(one) for pair in v.items() for one in pair),
+    "a map of text", lambda v: isinstance(v, Mapping) and all(_is_text(one) for pair in v.items() for one in pair)
 )
 HELD_OUT = FieldKind(
     "a map of two ratios of times for each M",

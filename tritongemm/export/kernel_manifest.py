@@ -91,7 +91,8 @@ def _choose(records: Sequence[Record], target: Target) -> tuple[list[Record], li
     chosen: dict[Problem, Record] = {}
     left_out = []
     for record in records:
-        if not _has_manifest_rows(record):
+        backend = registry.get(Backend, record.config.backend)
+        if not (isinstance(backend, KernelBackend) and backend.has_manifest_rows):
             left_out.append((record, f"a manifest can't describe kernels of {record.config.backend}"))
             continue
         if record.target != target.name:
@@ -104,11 +105,6 @@ def _choose(records: Sequence[Record], target: Target) -> tuple[list[Record], li
             chosen[record.problem] = kept
             left_out.append((given_up, f"the result of {kept.compute_units} compute units is taken"))
     return list(chosen.values()), left_out
-
-
-def _has_manifest_rows(record: Record) -> bool:
-    backend = registry.get(Backend, record.config.backend)
-    return isinstance(backend, KernelBackend) and backend.has_manifest_rows
 
 
 def _manifest_row(record: Record, launch: Launch | HostLaunch | str, target: Target) -> dict[str, Any] | Support:

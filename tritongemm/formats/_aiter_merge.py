@@ -34,7 +34,8 @@ class Lines:
         for place, line in enumerate(self._lines):
             if line.cells is not None:
                 self._places.setdefault(self._key(line.cells), place)
-        self._sorted = _are_sorted(self._lines)
+        keys = [_sort_key(line) for line in self._lines]
+        self._sorted = all(line.cells is not None for line in self._lines) and keys == sorted(keys)
 
     def there(self, cells: Mapping[str, str]) -> Mapping[str, str]:
         """Return the cells of the line of the same product; empty where there is none."""
@@ -78,11 +79,6 @@ def _sort_key(line: CsvLine) -> tuple[object, ...]:
     cells = {OTHER_NAMES.get(name, name): cell for name, cell in (line.cells or {}).items()}
     numbers = [whole_number(cells.get(name, "")) or 0 for name in _SORTED]
     return (line.cells is None, *device(cells), *numbers)
-
-
-def _are_sorted(lines: Sequence[CsvLine]) -> bool:
-    keys = [_sort_key(line) for line in lines]
-    return all(line.cells is not None for line in lines) and keys == sorted(keys)
 
 
 def _canonical(text: str) -> str:

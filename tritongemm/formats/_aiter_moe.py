@@ -15,17 +15,8 @@ from tritongemm.core.format_row import Defaults, FormatRow, Translation
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
+from tritongemm.formats import _aiter_rows
 from tritongemm.formats._aiter_families import DEVICE, CsvFamily
-from tritongemm.formats._aiter_rows import (
-    A_DTYPE,
-    TARGETS,
-    Cells,
-    device,
-    encoding_of,
-    own_config,
-    read_record,
-    two_decimals,
-)
 from tritongemm.formats._aiter_table import CsvLine, CsvTable
 from tritongemm.formats._rows import KeptError, make_problem
 
@@ -42,8 +33,8 @@ _FP8_BY_POWERS = ("a8w8_blockscale", "mx_shuffled")
 # The same of weights of four bits with factors for each 1 x 32, by the type of A.
 _OF_FOUR_BITS = {
     ("torch.float8_e4m3fn", "torch.float4_e2m1fn_x2"): ("a8w4", "mx"),
-    (A_DTYPE, "torch.float4_e2m1fn_x2"): ("a16w4", "weight_mx"),
-    (A_DTYPE, "torch.int4"): ("a16w4", "weight_32"),
+    (_aiter_rows.A_DTYPE, "torch.float4_e2m1fn_x2"): ("a16w4", "weight_mx"),
+    (_aiter_rows.A_DTYPE, "torch.int4"): ("a16w4", "weight_32"),
 }
 _RESULTS = (
     *("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us", "run_1stage"),
@@ -57,26 +48,30 @@ def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow,
     """Return the two products of a row."""
     if line.cells is None:
         raise InputError(f"{where} {line.fault}")
-    cells, (target, units) = Cells(line.cells, where), device(line.cells)
-    given = Defaults(fp8_encoding=encoding_of(target, defaults), families=defaults.families)
+    cells, (target, units) = _aiter_rows.Cells(line.cells, where), _aiter_rows.device(line.cells)
+    given = Defaults(fp8_encoding=_aiter_rows.encoding_of(target, defaults), families=defaults.families)
     found = []
     for stage, problem in zip(_STAGES, _problems(cells, given), strict=True):
-        config = own_config(cells.text(f"kernelName{stage}")) if target and not target.startswith(TARGETS) else None
+        config = (
+            _aiter_rows.own_config(cells.text(f"kernelName{stage}"))
+            if target and not target.startswith(_aiter_rows.TARGETS)
+            else None
+        )
         us = cells.text(f"us{stage}")
-        record = None if config is None else read_record(us, problem, config, target, units)
+        record = None if config is None else _aiter_rows.read_record(us, problem, config, target, units)
         places = line.number, line.row, target, units
         found.append(FormatRow(problem, config, record, *places, subject=line.cells, optional=True))
     return tuple(found)
 
 
-def _problems(cells: Cells, defaults: Defaults) -> Iterator[Problem]:
+def _problems(cells: _aiter_rows.Cells, defaults: Defaults) -> Iterator[Problem]:
     kind = cells.text("q_type").rpartition(".")[2]
     weights = cells.text("q_dtype_w")
     if kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise KeptError(f"q_type: no family here has experts with scales {kind or 'of no q_type'}; there are: {known}")
     for name in ("dtype", *(("q_dtype_a", "q_dtype_w") if kind != "No" else ())):
-        cells.require(name, A_DTYPE)
+        cells.require(name, _aiter_rows.A_DTYPE)
     activations = cells.text("q_dtype_a")
     mixed = _OF_FOUR_BITS.get((activations, weights)) if kind == "per_1x32" else None
     if activations != weights and not mixed:
@@ -136,7 +131,7 @@ def _why_unwritable(records: Sequence[Record]) -> str:
     """Return why the products of a layer can't be written, or ""."""
     if any(record.predicted for record in records):
         return "its time is a prediction"
-    if any(record.target.startswith(TARGETS) for record in records):
+    if any(record.target.startswith(_aiter_rows.TARGETS) for record in records):
         return "AITER's rows of layers name kernels of AITER's own alone"
     return "" if all(r.target and r.compute_units for r in records) else "it does not say which GPU it was tuned on"
 
@@ -151,6 +146,6 @@ def _layer_cells(subject: Mapping[str, str], records: Sequence[Record]) -> dict[
     flops, moved = sum(r.problem.flops for r in records), sum(r.problem.bytes for r in records)
     return cells | {
         "us": str(round(us, 4)),
-        "tflops": two_decimals(flops / us / 1e6),
-        "bw": two_decimals(moved / us / 1e3),
+        "tflops": _aiter_rows.two_decimals(flops / us / 1e6),
+        "bw": _aiter_rows.two_decimals(moved / us / 1e3),
     }

@@ -10,15 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tritongemm.core.errors import InputError
-from tritongemm.formats._aiter_families import (
-    EXPERT_SIZES,
-    FAMILIES,
-    SIZES,
-    fitting,
-    is_header,
-    own_names,
-    unknown_columns,
-)
+from tritongemm.formats import _aiter_families
 from tritongemm.system.printable import printable
 
 _MARK = "\ufeff"  # of a file that a spreadsheet wrote
@@ -138,7 +130,7 @@ _LOOKED_AT_LINES = 20  # below the first one, for the names of columns
 _SHORTEST_NAME = 4  # characters of a name that another one can be a misspelling of
 _LIKENESS = 0.8  # share of equal characters from which a name is taken for a misspelling
 _SHOWN_CHARACTERS = 60
-_ALL_KEYS = tuple(dict.fromkeys(key for family in FAMILIES for key in family.keys))
+_ALL_KEYS = tuple(dict.fromkeys(key for family in _aiter_families.FAMILIES for key in family.keys))
 
 
 def fault_of(path: Path, text: str) -> str:
@@ -153,7 +145,7 @@ def fault_of(path: Path, text: str) -> str:
         return f"{where} {NO_CSV}" if path.suffix == ".csv" else ""
     if _names_sizes(columns):
         wrong = misspelling(columns)
-        others = unknown_columns(columns)
+        others = _aiter_families.unknown_columns(columns)
         if wrong or others:
             return f"{where} {wrong or f'has the unknown column {_shown(others[0])}; remove it, or begin with M'}"
     return f"{where} {fault}" if path.suffix == ".csv" and (fault := _fault_of_names(columns, text)) else ""
@@ -161,19 +153,19 @@ def fault_of(path: Path, text: str) -> str:
 
 def _fault_of_names(columns: Sequence[str], text: str) -> str:
     """Return what is wrong with the first cells of a CSV that do not name all of M, N and K; "" where unknown."""
-    below = [number for number, line in enumerate(text.split("\n")[:_LOOKED_AT_LINES], 1) if _is_names(line)]
-    if below:
+    lines = enumerate(map(cells_of, text.split("\n")[:_LOOKED_AT_LINES]), 1)
+    if below := [number for number, cells in lines if cells is not None and _aiter_families.is_header(cells)]:
         return f"does not name the columns, but line {below[0]} does; remove the lines above it"
     if any(cell.removesuffix(".0").isdigit() for cell in columns[:3]):
         return "has values in place of the names of columns; begin the file with a line such as M,N,K"
-    missing = [name for name in SIZES if name not in own_names(columns)]
+    missing = [name for name in _aiter_families.SIZES if name not in _aiter_families.own_names(columns)]
     names = len(columns) > 1 and all(cell.isidentifier() for cell in columns)
     return f"names no column {', '.join(missing)}; a row needs M, N and K" if names and missing else ""
 
 
 def check_names(path: Path, text: str, columns: Sequence[str]) -> None:
     """Refuse names of columns of which one is misspelt or there twice, as its cells would be skipped."""
-    names = own_names(columns)
+    names = _aiter_families.own_names(columns)
     double = next((name for place, name in enumerate(columns) if names[place] in names[:place]), "")
     wrong = f"has the column {names[columns.index(double)]} twice" if double else misspelling(columns)
     if wrong:
@@ -182,10 +174,10 @@ def check_names(path: Path, text: str, columns: Sequence[str]) -> None:
 
 def misspelling(columns: Sequence[str]) -> str:
     """Return the first unknown column that is nearly one that its family has and the file lacks; "" if none is."""
-    families, names = fitting(columns), own_names(columns)
+    families, names = _aiter_families.fitting(columns), _aiter_families.own_names(columns)
     keys = [key for family in families for key in family.keys] if families else _ALL_KEYS
     absent = {key.casefold(): key for key in keys if key not in names}
-    for name in unknown_columns(columns):
+    for name in _aiter_families.unknown_columns(columns):
         key = absent.get(name.casefold()) or _nearest(name, absent)
         if key:
             return f"has the unknown column {_shown(name)}; did you mean {key!r}?"
@@ -202,12 +194,9 @@ def _nearest(name: str, absent: dict[str, str]) -> str:
 def _names_sizes(cells: Iterable[str]) -> bool:
     """Return whether cells name the sizes of a product, or of a layer with experts, in capitals or not."""
     names = {cell.strip(' "').casefold() for cell in cells}
-    return any(names.issuperset(map(str.casefold, sizes)) for sizes in (SIZES, EXPERT_SIZES))
-
-
-def _is_names(line: str) -> bool:
-    columns = cells_of(line)
-    return columns is not None and is_header(columns)
+    return any(
+        names.issuperset(map(str.casefold, sizes)) for sizes in (_aiter_families.SIZES, _aiter_families.EXPERT_SIZES)
+    )
 
 
 def _shown(name: str) -> str:

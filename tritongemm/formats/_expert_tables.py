@@ -21,17 +21,8 @@ from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.formats import _tile_rows
 from tritongemm.formats._rows import make_problem
-from tritongemm.formats._tile_rows import (
-    OPTIONS,
-    Kind,
-    ServerTable,
-    ServerTables,
-    find_kind,
-    read_config,
-    read_rows,
-    row_of,
-)
 from tritongemm.search_spaces.loader import load_target
 
 BLOCK = (SCALED_BLOCK, SCALED_BLOCK)  # columns and depth that share a scale of a weight
@@ -40,7 +31,7 @@ TEMPLATE = "grouped_tile"  # our template that is the servers' kernel: a program
 
 
 @dataclass(frozen=True)
-class ExpertKind(Kind):
+class ExpertKind(_tile_rows.Kind):
     """What tables of experts of one ``dtype=`` are of."""
 
     # What the server runs without a table, by the GPU's vendor: a row for up to a number of tokens.
@@ -68,7 +59,7 @@ def table_row(m: int, n: int, group: int, stages: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-class ExpertTables(ServerTables, abstract=True):
+class ExpertTables(_tile_rows.ServerTables, abstract=True):
     """Tables of experts of one server."""
 
     computes = "grouped"
@@ -84,13 +75,13 @@ class ExpertTables(ServerTables, abstract=True):
 
     def read_usable(self, path: Path, text: str, defaults: Defaults) -> ResultsFile:
         """Return the damaged rows; the others are no sizes."""
-        return read_rows(path, text, next(iter(self.kinds.values())), lambda m, config: None)
+        return _tile_rows.read_rows(path, text, next(iter(self.kinds.values())), lambda m, config: None)
 
     def list_sizes(
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
         """Return the two products of the layer for each number of tokens: gate and up, then down."""
-        kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.a.dtype)
+        kind = _tile_rows.find_kind(self.kinds.values(), self.server, defaults.family, defaults.a.dtype)
         groups, count = defaults.groups, defaults.group_count
         if chosen > count:
             raise InputError(f"a token can't go to {chosen} of {count} experts")
@@ -108,10 +99,10 @@ class ExpertTables(ServerTables, abstract=True):
 
     def limits(self, family: str, target: Target) -> SearchLimits:
         """Return the one template that is the server's kernel, without options of our own."""
-        kind = find_kind(self.kinds.values(), self.server, family)
-        today = (read_config(dict(row), kind) for _, row in kind.steps[target.vendor])
+        kind = _tile_rows.find_kind(self.kinds.values(), self.server, family)
+        today = (_tile_rows.read_config(dict(row), kind) for _, row in kind.steps[target.vendor])
         first = tuple(dict.fromkeys(config for config in today if config is not None))
-        return SearchLimits(1, (TEMPLATE,), (), OPTIONS, first)
+        return SearchLimits(1, (TEMPLATE,), (), _tile_rows.OPTIONS, first)
 
     def translate(self, records: Iterable[Record], before: Mapping[str, str]) -> Translation:
         """Translate nothing: results do not name their layers."""
@@ -128,7 +119,7 @@ class ExpertTables(ServerTables, abstract=True):
         known: dict[Problem, list[Record]] = defaultdict(list)
         for record in records:
             known[record.problem].append(record)
-        tables: dict[ServerTable, dict[int, Mapping[str, int]]] = defaultdict(dict)
+        tables: dict[_tile_rows.ServerTable, dict[int, Mapping[str, int]]] = defaultdict(dict)
         written, omitted = 0, list[tuple[Record, str]]()
         asked = [row for row in rows if row.subject]
         for _, layer in groupby(asked, key=lambda row: row.number):
@@ -140,7 +131,7 @@ class ExpertTables(ServerTables, abstract=True):
                 continue
             subject = stages[0].subject
             table = self._table_of(subject, best[0])
-            tables[table][int(subject["M"])] = row_of(best[0].config, table.kind)
+            tables[table][int(subject["M"])] = _tile_rows.row_of(best[0].config, table.kind)
             written += len(stages)
         if not asked:
             return self.translate([record for group in known.values() for record in group[:1]], before)
@@ -168,11 +159,11 @@ class ExpertTables(ServerTables, abstract=True):
             return f"{record.config.short_name} won, and none of the server's kernels ran both products of its layer"
         return ""
 
-    def _table_of(self, subject: Mapping[str, str], record: Record) -> ServerTable:
+    def _table_of(self, subject: Mapping[str, str], record: Record) -> _tile_rows.ServerTable:
         """Return the table of a result's layer."""
         where = f"E={subject['E']},N={subject['N']},device_name={self._device(record)}"
         name = f"{where},dtype={subject['dtype']}{self.shape.format(*BLOCK)}.json"
-        return ServerTable(name, self.kinds[subject["dtype"]], load_target(record.target).vendor)
+        return _tile_rows.ServerTable(name, self.kinds[subject["dtype"]], load_target(record.target).vendor)
 
 
 def claims(name: str, shape: str) -> bool:

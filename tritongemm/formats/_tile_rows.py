@@ -111,7 +111,9 @@ def read_config(values: Any, kind: Kind) -> Config | None:
     m, n, k = (read_integer(values, key, 1) for key in _BLOCKS)
     counts: dict[str, Any] = {name: read_integer(values, key, 1) for key, name in _COUNTS.items() if key in values}
     options = {name: read_integer(values, name, 0) for name in OPTIONS if name in values}
-    options |= {name: int(_read_other(values, key)) for key, name in _OTHERS.items() if key in values}
+    for key, name in _OTHERS.items():
+        if key in values:
+            options[name] = int(values[key]) if isinstance(values[key], bool) else read_integer(values, key, 0)
     return replace(Config(kind.template, m, n, k), **counts, options=tuple(options.items()))
 
 
@@ -120,11 +122,6 @@ def read_m(member: Member) -> int:
     if not _NUMBER.fullmatch(member.key) or int(member.key) > MAX_DIM:
         raise InputError(f'M must be a whole number from 1 to {MAX_DIM} in quotes, as in "{LADDER[2]}"')
     return int(member.key)
-
-
-def _read_other(values: Mapping[str, Any], key: str) -> int | bool:
-    value = values[key]
-    return value if isinstance(value, bool) else read_integer(values, key, 0)
 
 
 def row_of(config: Config, kind: Kind) -> dict[str, int]:

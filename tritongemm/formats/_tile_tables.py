@@ -15,23 +15,13 @@ from tritongemm.core.record import Record
 from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
+from tritongemm.formats import _tile_rows
 from tritongemm.formats._rows import by_device, make_problem
-from tritongemm.formats._tile_rows import (
-    ENCODINGS,
-    OPTIONS,
-    Kind,
-    ServerTable,
-    ServerTables,
-    find_kind,
-    read_config,
-    read_rows,
-    row_of,
-)
 from tritongemm.search_spaces.loader import load_target, target_of_device
 from tritongemm.system.printable import printable
 
 
-class TileTables(ServerTables, abstract=True):
+class TileTables(_tile_rows.ServerTables, abstract=True):
     """Tables of products of one server."""
 
     name_of_table: ClassVar[re.Pattern[str]]
@@ -64,7 +54,7 @@ class TileTables(ServerTables, abstract=True):
             problem = make_problem(defaults, m, int(words["n"]), int(words["k"]), kind.given)
             return FormatRow(problem, config, target=target)
 
-        found = read_rows(path, text, kind, make)
+        found = _tile_rows.read_rows(path, text, kind, make)
         if not (found.rows or found.damaged):
             raise InputError(f"{path} has no M; remove it, as the server can't use it either")
         return found
@@ -75,7 +65,7 @@ class TileTables(ServerTables, abstract=True):
         Where the server's own kernel can't be what won, the row that the server uses there today is kept or written.
         """
         omitted = list[tuple[Record, str]]()
-        tables: dict[ServerTable, dict[int, Record]] = defaultdict(dict)
+        tables: dict[_tile_rows.ServerTable, dict[int, Record]] = defaultdict(dict)
         for rivals in by_device(records):
             table = self._table_of(rivals[0])
             record = rivals[0] if isinstance(table, Support) else self._best(rivals, table.kind)
@@ -92,18 +82,18 @@ class TileTables(ServerTables, abstract=True):
         self, n: int, k: int, defaults: Defaults, chosen: int = 1, tokens: Sequence[int] = ()
     ) -> list[FormatRow]:
         """Return a size for each M of the ladder."""
-        kind = find_kind(self.kinds.values(), self.server, defaults.family, defaults.a.dtype)
+        kind = _tile_rows.find_kind(self.kinds.values(), self.server, defaults.family, defaults.a.dtype)
         return [FormatRow(make_problem(defaults, m, n, k, kind.given)) for m in tokens or kind.ladder]
 
     def limits(self, family: str, target: Target) -> SearchLimits:
         """Return the one template that is the server's kernel, without our own options and splits along K."""
-        kind = find_kind(self.kinds.values(), self.server, family)
+        kind = _tile_rows.find_kind(self.kinds.values(), self.server, family)
         axes = [("block_k", kind.depths[target.vendor])] if target.vendor in kind.depths else []
         axes += [] if kind.default else [("group_m", (1,))]
-        today = read_config(kind.default, kind)
-        return SearchLimits(1, (kind.template,), tuple(axes), OPTIONS, (today,) if today else ())
+        today = _tile_rows.read_config(kind.default, kind)
+        return SearchLimits(1, (kind.template,), tuple(axes), _tile_rows.OPTIONS, (today,) if today else ())
 
-    def _best(self, rivals: Sequence[Record], kind: Kind) -> Record:
+    def _best(self, rivals: Sequence[Record], kind: _tile_rows.Kind) -> Record:
         """Return the fastest of a problem's results that a row holds, of the server's own kernel where that was raced.
 
         The first where a row holds none.
@@ -112,7 +102,7 @@ class TileTables(ServerTables, abstract=True):
         usable = [record for record in usable if record.config.backend == self.backend] or usable
         return min(usable, key=lambda record: record.seconds, default=rivals[0])
 
-    def _row_or_reason(self, record: Record, kind: Kind) -> dict[str, int] | Support | None:
+    def _row_or_reason(self, record: Record, kind: _tile_rows.Kind) -> dict[str, int] | Support | None:
         """Return a result's row: None for the server's other kernel, or why it can't be written."""
         config = record.config
         depths = kind.depths.get(load_target(record.target).vendor, (config.block_k,))
@@ -125,10 +115,10 @@ class TileTables(ServerTables, abstract=True):
                 f"{config.short_name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
             )
         else:
-            return row_of(config, kind)
+            return _tile_rows.row_of(config, kind)
         return None if kind.default is None else Support(reason)
 
-    def _table_of(self, record: Record) -> ServerTable | Support:
+    def _table_of(self, record: Record) -> _tile_rows.ServerTable | Support:
         """Return the table of a result, or why there is none."""
         problem = record.problem
         word = next((word for word, kind in self.kinds.items() if problem == _problem_of(kind, problem)), None)
@@ -142,12 +132,12 @@ class TileTables(ServerTables, abstract=True):
             return device
         shape = self.shape.format(*kind.block) if any(kind.block) else ""
         name = f"N={problem.n},K={problem.k},device_name={device},dtype={word}{shape}.json"
-        return ServerTable(name, kind, load_target(record.target).vendor)
+        return _tile_rows.ServerTable(name, kind, load_target(record.target).vendor)
 
 
-def _problem_of(kind: Kind, problem: Problem) -> Problem:
+def _problem_of(kind: _tile_rows.Kind, problem: Problem) -> Problem:
     """Return the problem of a table's kind with these sizes."""
     given = kind.given | {"dtype_c": problem.c.dtype}
-    if problem.a.dtype in ENCODINGS and kind.dtype == "fp8":
+    if problem.a.dtype in _tile_rows.ENCODINGS and kind.dtype == "fp8":
         given |= {"dtype_a": problem.a.dtype, "dtype_b": problem.a.dtype}
     return make_problem(Defaults(), problem.m, problem.n, problem.k, given)

@@ -13,17 +13,9 @@ from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError, RemarkWarning
 from tritongemm.core.format_row import DamagedRow, Defaults, FormatRow, Merged, NamedKernel, ResultsFile, Translation
 from tritongemm.core.record import Record
+from tritongemm.formats import _aiter_families
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats import _aiter_moe as moe
-from tritongemm.formats._aiter_families import (
-    FAMILIES,
-    CsvFamily,
-    families_of_output,
-    family_of_file,
-    fitting,
-    has_results,
-    is_header,
-)
 from tritongemm.formats._aiter_rows import TARGETS, CellReader, is_of, kept_cells, result_cells, seconds_of
 from tritongemm.formats._aiter_table import CsvLine, CsvTable, check_names, columns_of, fault_of
 from tritongemm.formats._rows import KeptError, warn_of
@@ -42,15 +34,15 @@ class AiterCsv(TunerFormat):
     title = "AITER's CSV of sizes or tuned configs"
     suffixes = (".csv",)
     padded_m = True
-    families = tuple(family.name for family in FAMILIES)
+    families = tuple(family.name for family in _aiter_families.FAMILIES)
 
     def recognises(self, path: Path, text: str) -> bool:
         """Return whether the first line has AITER's columns; of a new file, whether it has AITER's name."""
         if not text:
-            words = (word for family in FAMILIES for word in family.words)
+            words = (word for family in _aiter_families.FAMILIES for word in family.words)
             return path.suffix in self.suffixes and "tuned" in path.name and any(word in path.name for word in words)
         columns = columns_of(text)
-        return columns is not None and is_header(columns)
+        return columns is not None and _aiter_families.is_header(columns)
 
     def why_unrecognised(self, path: Path, text: str) -> str:
         """Return what is wrong with the names of columns, of a file that has sizes in columns."""
@@ -63,7 +55,7 @@ class AiterCsv(TunerFormat):
         """
         table = CsvTable.parse(path, text)
         check_names(path, text, table.columns)
-        family = family_of_file(path, table.columns, defaults.family, defaults.a.dtype)
+        family = _aiter_families.family_of_file(path, table.columns, defaults.family, defaults.a.dtype)
         _remark(path, family, table)
         read = CellReader(family, defaults).read
         rows: list[FormatRow] = []
@@ -90,17 +82,17 @@ class AiterCsv(TunerFormat):
         """Translate results; of layers with experts both products are in the row that asked for them."""
         if not any(row.subject for row in rows):
             return self.translate(records, before)
-        family = next(family for family in FAMILIES if not family.ours)
+        family = next(family for family in _aiter_families.FAMILIES if not family.ours)
         return moe.translate(rows, records, before.get("", ""), family)
 
     def why_not_in(self, path: Path, text: str, family: str, record: Record) -> str:
         """Return why a result of another family is not a row of the file, though its columns may be the same; or ""."""
         columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
-        possible = families_of_output(path, columns, family)
+        possible = _aiter_families.families_of_output(path, columns, family)
         fits = any(
             is_of(record.problem, found) if found.ours else record.problem.groups is not None for found in possible
         )
-        if fits or possible == FAMILIES:
+        if fits or possible == _aiter_families.FAMILIES:
             return ""
         return f"the file is of AITER's family {' or '.join(found.name for found in possible)}"
 
@@ -135,15 +127,15 @@ class AiterCsv(TunerFormat):
     def arrange(self, text: str) -> str:
         """Return the file sorted by device, N, M, K and the other keys, as AITER's tuners leave it."""
         table = CsvTable.parse(_OUTPUT, text)
-        found = fitting(table.columns)
+        found = _aiter_families.fitting(table.columns)
         if not found:
             raise InputError(f"its columns are those of none of AITER's families ({', '.join(table.columns)})")
         return merging.Lines(table, found[0]).text(arranged=True)
 
 
-def _remark(path: Path, family: CsvFamily, table: CsvTable) -> None:
+def _remark(path: Path, family: _aiter_families.CsvFamily, table: CsvTable) -> None:
     """Warn of what does not count in a file, and where its products differ from ours."""
-    ignored = [] if has_results(table.columns) else family.ignores(table.columns)
+    ignored = [] if _aiter_families.has_results(table.columns) else family.ignores(table.columns)
     if ignored:
         names = printable(", ".join(ignored), _SHOWN)
         warnings.warn(
@@ -181,10 +173,10 @@ def _without_doubles(path: Path, rows: Sequence[FormatRow], table: CsvTable) -> 
     return sorted(best.values(), key=lambda row: row.number or 0)
 
 
-def _family_of_output(text: str, records: Sequence[Record]) -> CsvFamily | None:
+def _family_of_output(text: str, records: Sequence[Record]) -> _aiter_families.CsvFamily | None:
     """Return the family of a file for results: that of most of them, of those that the file can be of."""
     columns = CsvTable.parse(_OUTPUT, text).columns if text else ()
-    possible = fitting(columns) if columns else FAMILIES
+    possible = _aiter_families.fitting(columns) if columns else _aiter_families.FAMILIES
     if not possible:
         raise InputError(f"the file that is there is none of AITER's: its columns are {', '.join(columns)}")
     counts = {family: sum(is_of(record.problem, family) for record in records) for family in possible}
@@ -192,7 +184,7 @@ def _family_of_output(text: str, records: Sequence[Record]) -> CsvFamily | None:
     return best if counts[best] else None
 
 
-def _why_unwritable(record: Record, family: CsvFamily) -> str:
+def _why_unwritable(record: Record, family: _aiter_families.CsvFamily) -> str:
     """Return why no kernel of a problem can be written, or ""."""
     rules: tuple[tuple[Callable[[], bool], str], ...] = (
         (lambda: not is_of(record.problem, family), f"the file is of AITER's family {family.name}"),
@@ -207,7 +199,7 @@ def _why_unwritable(record: Record, family: CsvFamily) -> str:
     return next((reason for holds, reason in rules if holds()), "")
 
 
-def _write_group(group: Sequence[Record], family: CsvFamily, lines: merging.Lines) -> tuple[bool, str]:
+def _write_group(group: Sequence[Record], family: _aiter_families.CsvFamily, lines: merging.Lines) -> tuple[bool, str]:
     """Put the best result of a problem that can be written into the file."""
     best = group[0]
     ways = [way for record in group for way in _ways(record)]

@@ -20,23 +20,8 @@ from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import Support
 from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
+from tritongemm.measure import jobs
 from tritongemm.measure.guarded_operands import GuardedOperands, copy_guarded
-from tritongemm.measure.jobs import (
-    QUANTIZATION,
-    Algorithms,
-    AlgorithmsJob,
-    LaunchCandidate,
-    MeasureAnswer,
-    MeasureJob,
-    MeasureSetup,
-    OperandsReady,
-    QuantizeJob,
-    RaceJob,
-    RaceSamples,
-    ScreenJob,
-    VerifyJob,
-    WrongBaseline,
-)
 from tritongemm.measure.operand_sets import LibraryRefusal, OperandSets, PreparedCandidate
 from tritongemm.measure.quantization import time_quantization
 from tritongemm.measure.race import EntryFailed, RaceEntry, graph_launches, run_race
@@ -69,25 +54,25 @@ class DeviceWorker:
         self._device: driver.Device | None = None
         self._stream: Any = None
 
-    def __call__(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
+    def __call__(self, job: jobs.MeasureJob) -> Iterator[jobs.MeasureAnswer]:
         """Yield the answers to a job, as `measure.jobs` defines them; SystemExit where the device is lost."""
         device = self._open(job.setup)
         with self._torch.cuda.stream(self._stream):
             operands = self._operands(job.setup, device)
-            if isinstance(job, AlgorithmsJob):
-                yield OperandsReady(operands.copies, operands.cold)
+            if isinstance(job, jobs.AlgorithmsJob):
+                yield jobs.OperandsReady(operands.copies, operands.cold)
                 library = registry.get(LibraryBackend, job.backend)
-                yield Algorithms(tuple(library.list_algorithms(operands.problem, operands.sets[0], job.limit)))
+                yield jobs.Algorithms(tuple(library.list_algorithms(operands.problem, operands.sets[0], job.limit)))
                 return
-            if isinstance(job, QuantizeJob):
-                yield OperandsReady(operands.copies, operands.cold)
-                yield RaceSamples({QUANTIZATION: time_quantization(operands, job.launches)})
+            if isinstance(job, jobs.QuantizeJob):
+                yield jobs.OperandsReady(operands.copies, operands.cold)
+                yield jobs.RaceSamples({jobs.QUANTIZATION: time_quantization(operands, job.launches)})
                 return
             operands.reserve_buffers(candidate.launch for candidate in job.candidates)
-            yield OperandsReady(operands.copies, operands.cold)
-            yield from self._screen(operands, job) if isinstance(job, ScreenJob) else self._final(operands, job)
+            yield jobs.OperandsReady(operands.copies, operands.cold)
+            yield from self._screen(operands, job) if isinstance(job, jobs.ScreenJob) else self._final(operands, job)
 
-    def _open(self, setup: MeasureSetup) -> driver.Device:
+    def _open(self, setup: jobs.MeasureSetup) -> driver.Device:
         """Return the device; opened by the first job, as profilers register before the process first uses its GPU."""
         torch = self._torch
         if self._device is None:
@@ -99,7 +84,7 @@ class DeviceWorker:
             self._device = driver.open_driver(setup.vendor).device(setup.device)
         return self._device
 
-    def _operands(self, setup: MeasureSetup, device: driver.Device) -> OperandSets:
+    def _operands(self, setup: jobs.MeasureSetup, device: driver.Device) -> OperandSets:
         """Return the operands of a problem; those of the problem that waits longest make room for new ones.
 
         Those of a smaller M are the first rows of a larger one's, if these are there: B and the reference are not made
@@ -141,7 +126,7 @@ class DeviceWorker:
             return True
         return False
 
-    def _screen(self, operands: OperandSets, job: ScreenJob) -> Iterator[Trial]:
+    def _screen(self, operands: OperandSets, job: jobs.ScreenJob) -> Iterator[Trial]:
         best_s = job.best_s
         for candidate in job.candidates:
             trial = self._attempt(candidate.config, "screen", partial(self._time_once, operands, candidate, best_s))
@@ -151,7 +136,7 @@ class DeviceWorker:
             if trial.status == "ok":
                 best_s = min(best_s, trial.seconds)
 
-    def _time_once(self, operands: OperandSets, candidate: LaunchCandidate, best_s: float) -> Trial:
+    def _time_once(self, operands: OperandSets, candidate: jobs.LaunchCandidate, best_s: float) -> Trial:
         """Return the screened time of one candidate."""
         clock, label = operands.screen_clock
         launches = operands.launches_for(self.SCREEN_GRAPH_SECONDS, self.SCREEN_LAUNCHES, spared=1)
@@ -188,7 +173,7 @@ class DeviceWorker:
             config, "wrong", result.reason, error=result.error, tolerance=result.tolerance, outside=result.outside
         )
 
-    def _final(self, operands: OperandSets, job: VerifyJob | RaceJob) -> Iterator[MeasureAnswer]:
+    def _final(self, operands: OperandSets, job: jobs.VerifyJob | jobs.RaceJob) -> Iterator[jobs.MeasureAnswer]:
         """Yield a trial of each candidate with its error, then the answers of the race, if there is one."""
         entries: list[RaceEntry] = []
         guarded = copy_guarded(operands.sets[0], operands.device)
@@ -203,8 +188,8 @@ class DeviceWorker:
                 entry, wrong = self._baseline_entry(operands, job)
                 entries += [entry] if entry else []
                 if wrong:
-                    yield WrongBaseline(wrong)
-            if isinstance(job, RaceJob):
+                    yield jobs.WrongBaseline(wrong)
+            if isinstance(job, jobs.RaceJob):
                 yield from run_race(operands, entries, job.names_runners, job.brief)
         except EntryFailed as fault:
             if fault.config is None and not self._device_lost():
@@ -218,7 +203,7 @@ class DeviceWorker:
     def _verify(
         self,
         operands: OperandSets,
-        candidate: LaunchCandidate,
+        candidate: jobs.LaunchCandidate,
         guarded: GuardedOperands | None,
         entries: list[RaceEntry],
     ) -> Trial:
@@ -251,7 +236,7 @@ class DeviceWorker:
             if not entered:
                 prepared.unload()
 
-    def _row_bits(self, operands: OperandSets, candidate: LaunchCandidate) -> str | Support:
+    def _row_bits(self, operands: OperandSets, candidate: jobs.LaunchCandidate) -> str | Support:
         """Return a hash of a row of C that does not depend on M, or which equal rows have other bits."""
         prepared = operands.prepare_shared_rows(candidate)
         try:
@@ -266,7 +251,7 @@ class DeviceWorker:
     def _compared(
         self,
         operands: OperandSets,
-        candidate: LaunchCandidate,
+        candidate: jobs.LaunchCandidate,
         prepared: PreparedCandidate,
         guarded: GuardedOperands | None,
     ) -> VerifyResult:
@@ -287,7 +272,9 @@ class DeviceWorker:
             if alone:
                 alone.unload()
 
-    def _baseline_entry(self, operands: OperandSets, job: VerifyJob | RaceJob) -> tuple[RaceEntry | None, str]:
+    def _baseline_entry(
+        self, operands: OperandSets, job: jobs.VerifyJob | jobs.RaceJob
+    ) -> tuple[RaceEntry | None, str]:
         """Return the baseline's entry, and why its result is wrong; no entry then, or if it can't compute it."""
         launches = graph_launches(operands)
         calls = operands.library_calls(job.baseline, launches)

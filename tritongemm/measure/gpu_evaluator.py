@@ -18,23 +18,7 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.measure.jobs import (
-    QUANTIZATION,
-    Algorithms,
-    AlgorithmsJob,
-    LaunchCandidate,
-    MeasureAnswer,
-    MeasureJob,
-    MeasureSetup,
-    NowRacing,
-    OperandsReady,
-    QuantizeJob,
-    RaceJob,
-    RaceSamples,
-    ScreenJob,
-    VerifyJob,
-    WrongBaseline,
-)
+from tritongemm.measure import jobs
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalRaceJob, ExternalTimer, KernelBackend, Timer
 from tritongemm.system.child_process import ServingProcess, WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
@@ -48,7 +32,7 @@ SCREEN_MOST_OF_BEST = 100
 MOST_UNEXPLAINED_DEATHS = 2  # deaths of the process without a culprit after which a job is given up
 
 # The job of one attempt at a final: of these candidates, naming the runners or not.
-_FinalJob: TypeAlias = "Callable[[tuple[LaunchCandidate, ...], bool], VerifyJob | RaceJob]"
+_FinalJob: TypeAlias = "Callable[[tuple[jobs.LaunchCandidate, ...], bool], jobs.VerifyJob | jobs.RaceJob]"
 
 
 DEVICE_ROLE = "tritongemm.measure.device_worker:DeviceWorker"
@@ -66,7 +50,7 @@ class _ProcessGone(Exception):
         return Trial(config, self.status, where + self.reason, stage=stage, try_again=self.from_outside)
 
 
-def _explained(fault: Exception, last: MeasureAnswer, timeout_s: float) -> _ProcessGone:
+def _explained(fault: Exception, last: jobs.MeasureAnswer, timeout_s: float) -> _ProcessGone:
     """Return the death of the process, with the candidate that ran by the answer `last`."""
     # The process ends itself after an answer that reports a fault of the device.
     if isinstance(last, Trial) and last.status == "crashed" and not isinstance(fault, WorkerError):
@@ -87,20 +71,20 @@ class _Attempt:
     running: str = ""  # name of the candidate that runs in the race; "" where that isn't known
     library_wrong: str = ""  # why the baseline's result is wrong; "" where it is not
 
-    def take(self, answer: MeasureAnswer) -> None:
+    def take(self, answer: jobs.MeasureAnswer) -> None:
         """Note one answer."""
         if isinstance(answer, Trial):
             self.trials.append(answer)
-        elif isinstance(answer, OperandsReady):
+        elif isinstance(answer, jobs.OperandsReady):
             self.cold = answer.cold
-        elif isinstance(answer, NowRacing):
+        elif isinstance(answer, jobs.NowRacing):
             self.running = "" if answer.name == BASELINE_ENTRY else answer.name
-        elif isinstance(answer, RaceSamples):
+        elif isinstance(answer, jobs.RaceSamples):
             self.samples, self.rested = dict(answer.samples), dict(answer.rested)
-        elif isinstance(answer, WrongBaseline):
+        elif isinstance(answer, jobs.WrongBaseline):
             self.library_wrong = answer.reason
 
-    def blame(self, fault: _ProcessGone, candidates: Sequence[LaunchCandidate]) -> Trial | None:
+    def blame(self, fault: _ProcessGone, candidates: Sequence[jobs.LaunchCandidate]) -> Trial | None:
         """Return the trial of the candidate that ended the process; None where there is no culprit."""
         if not fault.status:
             return self.trials[-1]
@@ -162,7 +146,7 @@ class GpuEvaluator(Evaluator):
         second_chances = _SecondChances()
         while left:
             try:
-                for answer in self._answers(ScreenJob(self._setup(problem), tuple(left), best_s)):
+                for answer in self._answers(jobs.ScreenJob(self._setup(problem), tuple(left), best_s)):
                     if isinstance(answer, Trial):
                         left.pop(0)
                         yield answer
@@ -175,7 +159,7 @@ class GpuEvaluator(Evaluator):
         setup, label = self._setup(problem), registry.get(Timer, self.protocol.timer).label
         for artifact in artifacts:
             candidates, lost = self._candidates(problem, [artifact], "final")
-            attempt = self._final(problem, candidates, lost, lambda left, _: VerifyJob(setup, left))
+            attempt = self._final(problem, candidates, lost, lambda left, _: jobs.VerifyJob(setup, left))
             yield from (replace(t, timer=label) for t in attempt.trials)
             yield from lost
 
@@ -184,13 +168,13 @@ class GpuEvaluator(Evaluator):
         setup, timer = self._setup(problem), registry.get(Timer, self.protocol.timer)
         candidates, lost = self._candidates(problem, artifacts, "final")
         if isinstance(timer, ExternalTimer):
-            attempt = self._final(problem, candidates, lost, lambda left, _: VerifyJob(setup, left, baseline))
+            attempt = self._final(problem, candidates, lost, lambda left, _: jobs.VerifyJob(setup, left, baseline))
             right = tuple(t.config for t in attempt.trials if t.status == "ok")
             samples: dict[str, Sequence[float]] = {}
             if right:
                 samples |= timer.race(self._external_job(problem, right, "" if attempt.library_wrong else baseline))
         else:
-            job: _FinalJob = lambda left, names_runners: RaceJob(setup, left, baseline, names_runners, brief)
+            job: _FinalJob = lambda left, names_runners: jobs.RaceJob(setup, left, baseline, names_runners, brief)
             attempt = self._final(problem, candidates, lost, job)
             samples = attempt.samples
         label = timer.label
@@ -205,8 +189,8 @@ class GpuEvaluator(Evaluator):
             raise UnavailableError(support.reason)
         configs: list[Config] = []
         try:
-            for answer in self._answers(AlgorithmsJob(self._setup(problem), backend, limit)):
-                if isinstance(answer, Algorithms):
+            for answer in self._answers(jobs.AlgorithmsJob(self._setup(problem), backend, limit)):
+                if isinstance(answer, jobs.Algorithms):
                     configs += answer.configs
         except _ProcessGone as fault:
             raise TritonGemmError(fault.reason) from None
@@ -221,9 +205,9 @@ class GpuEvaluator(Evaluator):
         if key not in self._quantization:
             self._quantization[key] = None
             with suppress(_ProcessGone, TritonGemmError):  # The next job starts the process again.
-                for answer in self._answers(QuantizeJob(self._setup(problem), launches)):
-                    if isinstance(answer, RaceSamples):
-                        self._quantization[key] = median(answer.samples[QUANTIZATION])
+                for answer in self._answers(jobs.QuantizeJob(self._setup(problem), launches)):
+                    if isinstance(answer, jobs.RaceSamples):
+                        self._quantization[key] = median(answer.samples[jobs.QUANTIZATION])
         return self._quantization[key]
 
     def describe(self, problem: Problem, config: Config) -> str:
@@ -234,42 +218,42 @@ class GpuEvaluator(Evaluator):
         """End the process."""
         self._process.kill()
 
-    def _setup(self, problem: Problem) -> MeasureSetup:
-        return MeasureSetup(problem, self.target, self.protocol, self.vendor, self.device)
+    def _setup(self, problem: Problem) -> jobs.MeasureSetup:
+        return jobs.MeasureSetup(problem, self.target, self.protocol, self.vendor, self.device)
 
     def _candidates(
         self, problem: Problem, artifacts: Sequence[Artifact], stage: str
-    ) -> tuple[list[LaunchCandidate], list[Trial]]:
+    ) -> tuple[list[jobs.LaunchCandidate], list[Trial]]:
         """Return what to launch, and a trial for each config that has no launch for the problem."""
-        candidates: list[LaunchCandidate] = []
+        candidates: list[jobs.LaunchCandidate] = []
         refused: list[Trial] = []
         for artifact in artifacts:
             try:
                 backend = registry.get(Backend, artifact.config.backend)
                 launch = backend.launch(artifact, problem, self.target) if isinstance(backend, KernelBackend) else None
-                candidates.append(LaunchCandidate(artifact.config, launch))
+                candidates.append(jobs.LaunchCandidate(artifact.config, launch))
             except TritonGemmError as error:
                 refused.append(Trial(artifact.config, "out_of_resources", str(error), stage=stage))
         return candidates, refused
 
-    def _limit(self, job: MeasureJob) -> float:
+    def _limit(self, job: jobs.MeasureJob) -> float:
         """Return the seconds to wait for each answer of a job: few where all slow steps were done before."""
-        if not isinstance(job, ScreenJob) or job.setup.problem not in self._launched:
+        if not isinstance(job, jobs.ScreenJob) or job.setup.problem not in self._launched:
             return self.timeout_s
         if not all(isinstance(candidate.launch, Launch) for candidate in job.candidates):
             return self.timeout_s
         enough = max(SCREEN_LEAST_SECONDS, SCREEN_SHARE * self.timeout_s, SCREEN_MOST_OF_BEST * job.best_s)
         return min(self.timeout_s, enough)
 
-    def _answers(self, job: MeasureJob) -> Iterator[MeasureAnswer]:
+    def _answers(self, job: jobs.MeasureJob) -> Iterator[jobs.MeasureAnswer]:
         """Yield the answers to one job, as they come."""
-        last: MeasureAnswer | None = None
+        last: jobs.MeasureAnswer | None = None
         limit = self._limit(job)
         for deaths in count(1):
             try:
                 for last in self._process.ask(job, limit):
                     yield last
-                if isinstance(job, ScreenJob):
+                if isinstance(job, jobs.ScreenJob):
                     self._launched.add(job.setup.problem)
                 return
             except (WorkerTimeout, WorkerDied, WorkerError) as fault:
@@ -283,7 +267,7 @@ class GpuEvaluator(Evaluator):
                 if deaths > (MOST_UNEXPLAINED_DEATHS if from_outside else 1):
                     raise TritonGemmError(f"{job.setup.problem.key}: {fault}") from fault
 
-    def _final(self, problem: Problem, left: list[LaunchCandidate], lost: list[Trial], job: _FinalJob) -> _Attempt:
+    def _final(self, problem: Problem, left: list[jobs.LaunchCandidate], lost: list[Trial], job: _FinalJob) -> _Attempt:
         """Return the attempt at a final that the process survived."""
         deaths = 0
         second_chances = _SecondChances()

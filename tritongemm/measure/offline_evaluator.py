@@ -30,11 +30,6 @@ def _interpreted(config: Config) -> Support:
     return Support(f"only a GPU can check a kernel of {config.backend}: the interpreter runs Triton's")
 
 
-def _spills(artifact: Artifact) -> bool:
-    """Return whether a kernel's loop is known to spill registers."""
-    return artifact.loop is not None and bool(artifact.loop.spilled)
-
-
 class OfflineEvaluator(Evaluator):
     """The evaluator that stands in for a GPU."""
 
@@ -76,9 +71,9 @@ class OfflineEvaluator(Evaluator):
         # The model predicts no algorithm of a library, which does not say what a program of it does.
         predictable = [a for a in artifacts if a.config.block_m and a.config.num_warps]
         trials += self.verify(problem, [a for a in artifacts if a not in predictable])
-        predicted = [(self._predict(problem, artifact), artifact) for artifact in predictable]
+        predicted = [(bool(a.loop and a.loop.spilled), self._predict(problem, a), a) for a in predictable]
         # Waits for spilled registers empty a loop's pipeline: only where all loops spill is one that does the fastest.
-        for seconds, artifact in sorted(predicted, key=lambda pair: (_spills(pair[1]), pair[0])):
+        for _, seconds, artifact in sorted(predicted, key=lambda one: one[:2]):
             (trial,) = self.verify(problem, [artifact])
             trials.append(replace(trial, samples=(seconds,), timer=PREDICTED))
             if trial.status == "ok":

@@ -13,14 +13,7 @@ from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, ScalePair, Scaling
 from tritongemm.core.support import Support
-from tritongemm.operations.checks import (
-    check_eight_bits,
-    check_fit,
-    check_tensors,
-    check_unmapped,
-    read_integers,
-    wants_gradient,
-)
+from tritongemm.operations import checks
 from tritongemm.operations.contract import ProductOperation, Reading
 from tritongemm.operations.factors import (
     EXPONENTS,
@@ -187,8 +180,8 @@ GROUPED = Grouped()
 def _check(operands: GroupedOperands) -> None:
     """Refuse operands that do not belong together, by their shapes, types and devices; no GPU is waited for."""
     a, b, offs, scale_a, scale_b = operands[:5]
-    check_tensors(operands.tensors)
-    check_unmapped("grouped_mm", operands.tensors)
+    checks.check_tensors(operands.tensors)
+    checks.check_unmapped("grouped_mm", operands.tensors)
     _check_extents(operands)
     if not b.numel() or not a.shape[-1]:
         raise InputError(f"b {tuple(b.shape)} is empty: there is nothing to multiply by")
@@ -211,7 +204,7 @@ def _check(operands: GroupedOperands) -> None:
     if scale_a is not None and scale_b is not None:
         _check_scales(operands, scale_a, scale_b)
         if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1") and not operands.is_of_four_bits:
-            check_eight_bits(a, b, operands.result_type)
+            checks.check_eight_bits(a, b, operands.result_type)
     if not (a.is_cuda or a.is_meta):
         _check_rows(operands)
 
@@ -221,7 +214,7 @@ def _check_extents(operands: GroupedOperands) -> None:
     a, b, packed = operands.a, operands.b, 1 + operands.is_of_four_bits
     masked = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]
     fit = b.dim() == 3 and (a.dim() == 2 or masked) and a.shape[-1] == packed * b.shape[1]
-    check_fit(fit, f"[M, K] or [groups, rows, K], and [groups, K{' / 2' * (packed - 1)}, N]", a=a, b=b)
+    checks.check_fit(fit, f"[M, K] or [groups, rows, K], and [groups, K{' / 2' * (packed - 1)}, N]", a=a, b=b)
 
 
 def _check_four_bits(operands: GroupedOperands) -> None:
@@ -270,7 +263,7 @@ def check_factors(name: str, scales: Tensor, scaling: Scaling, lead: tuple[int, 
 
 def _check_rows(operands: GroupedOperands) -> None:
     """Refuse groups that do not add up, which can be checked on a CPU without waiting."""
-    numbers, a = read_integers(operands.offs), operands.a
+    numbers, a = checks.read_integers(operands.offs), operands.a
     if operands.masked:
         if any(not 0 <= rows <= a.shape[1] for rows in numbers):
             raise InputError(f"offs must be the rows of each group, 0 to {a.shape[1]}; it is {numbers}")
@@ -285,7 +278,7 @@ def grouped(operands: GroupedOperands) -> Tensor:
     """
     a, b = operands.a, operands.b
     # Of no rows the groups are not asked for, as a graph may be captured.
-    if not a.numel() and not wants_gradient(*operands.tensors.values()):
+    if not a.numel() and not checks.wants_gradient(*operands.tensors.values()):
         return a.new_empty((*a.shape[:-1], b.shape[2]), dtype=operands.result_type)
     with torch._C._DisableAutocast():
         return _multiply(operands)
@@ -306,7 +299,7 @@ def _multiply(operands: GroupedOperands) -> Tensor:
     if a.is_meta:  # where there are no numbers of rows
         return a.new_empty((m, n), dtype=out_dtype)
     parts, first = [], 0
-    for group, end in enumerate(read_integers(offs)):
+    for group, end in enumerate(checks.read_integers(offs)):
         if end > first:
             parts.append(left[first:end] @ right[group])
         first = max(first, end)

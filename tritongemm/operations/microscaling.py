@@ -22,10 +22,7 @@ INFINITE = 0x7F800000
 _FP4 = "fp4e2m1"
 # Of the absolute values where e2m1 rounds to the next of its numbers, those that themselves do, being ties, last.
 ABOVE, FROM = (0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5)
-FORMATS = {
-    torch.uint8: _FP4,
-    **{t: name for t, name in DTYPE_NAMES.items() if name in (_FP4, "fp8e4m3fn", "fp8e5m2")},
-}
+FORMATS = {torch.uint8: _FP4, **{t: name for t, name in DTYPE_NAMES.items() if name in (_FP4, "fp8e4m3fn", "fp8e5m2")}}
 
 
 def layouts() -> tuple[str, ...]:

@@ -12,16 +12,10 @@ from tritongemm.core.problem import PLAIN
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.support import Support
 from tritongemm.numerics.scale_factors import fp4_as_numbers
+from tritongemm.operations import scaled_operands
 from tritongemm.operations.checks import wants_gradient
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall, check_factors_are_numbers
 from tritongemm.operations.factors import spread
-from tritongemm.operations.scaled_operands import (
-    ScaledOperands,
-    ScaledProduct,
-    check_devices,
-    is_transposed,
-    read_product,
-)
 from tritongemm.operations.torch_limits import PADDED_GROUPS, ROW_MULTIPLE
 from tritongemm.operations.torch_products import linear
 from tritongemm.plugins import registry
@@ -33,8 +27,8 @@ _Scaled = getattr(torch.nn.functional, "ScalingType", None)  # It exists since P
 class CheckedScaled(NamedTuple):
     """Operands of `scaled_mm`, and what they mean."""
 
-    given: ScaledOperands
-    product: ScaledProduct
+    given: scaled_operands.ScaledOperands
+    product: scaled_operands.ScaledProduct
 
 
 class ScaledOperation(ProductOperation):
@@ -44,11 +38,11 @@ class ScaledOperation(ProductOperation):
         "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
         'ScalarType out_dtype=bfloat16, str order_b="plain", str scale_layout="") -> Tensor'
     )
-    operands = ScaledOperands
+    operands = scaled_operands.ScaledOperands
 
-    def check(self, given: ScaledOperands) -> CheckedScaled:
+    def check(self, given: scaled_operands.ScaledOperands) -> CheckedScaled:
         """Return the operands with what they mean."""
-        return CheckedScaled(given, read_product(given))
+        return CheckedScaled(given, scaled_operands.read_product(given))
 
     def tensors(self, checked: CheckedScaled) -> Mapping[str, Tensor]:
         """Return the operands as they are."""
@@ -71,9 +65,9 @@ class ScaledOperation(ProductOperation):
             problems, self.tensors(checked), (result, given.out_dtype), plain=product.plain, why_none=why_none
         )
 
-    def infer(self, given: ScaledOperands) -> Tensor:
+    def infer(self, given: scaled_operands.ScaledOperands) -> Tensor:
         """Return a result without contents."""
-        n = given.b.shape[1 if is_transposed(given.a, given.b) else 0]
+        n = given.b.shape[1 if scaled_operands.is_transposed(given.a, given.b) else 0]
         return given.a.new_empty((*given.a.shape[:-1], n), dtype=given.out_dtype)
 
     def fallback(self, checked: CheckedScaled) -> Tensor:
@@ -85,8 +79,8 @@ class ScaledOperation(ProductOperation):
         compute = TorchScaled(checked.product)
 
         def multiply(*given: Any) -> Tensor:
-            operands = ScaledOperands(*given)
-            check_devices(operands)  # in a key the meta device is as the CPU
+            operands = scaled_operands.ScaledOperands(*given)
+            scaled_operands.check_devices(operands)  # in a key the meta device is as the CPU
             check_factors_are_numbers(operands)
             return compute(*given)
 
@@ -102,7 +96,7 @@ class TorchScaled:
     PyTorch is asked for its own at the first call, and not again once it refused.
     """
 
-    def __init__(self, product: ScaledProduct) -> None:
+    def __init__(self, product: scaled_operands.ScaledProduct) -> None:
         self._product = product
         self._native = product.m > 0 and product.order_b == PLAIN and product.dtypes[0].startswith("fp8")
 
@@ -125,7 +119,7 @@ class TorchScaled:
     def _multiply(
         self, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
     ) -> Tensor:
-        weight, of_weight = self._product.weight(ScaledOperands(a, b, scale_a, scale_b))
+        weight, of_weight = self._product.weight(scaled_operands.ScaledOperands(a, b, scale_a, scale_b))
         rows = a.reshape(-1, a.shape[-1])
         result = self._try_native(rows, weight, scale_a, of_weight, bias, out_dtype) if self._native else None
         if result is None:
@@ -197,7 +191,7 @@ class TorchScaled:
         return (result if bias is None else result + bias).to(out_dtype)
 
 
-def _for_rows(product: ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple[Tensor, Tensor]:
+def _for_rows(product: scaled_operands.ScaledProduct, scale_a: Tensor, scale_w: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors in the shapes of ``torch._scaled_mm``: scalars, or [M, 1] and [1, N]."""
     scaling_a, scaling_w = product.scalings_a[0], product.scalings_b[0]
     if not scaling_a.rows and not scaling_w.rows:

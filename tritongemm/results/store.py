@@ -332,18 +332,14 @@ class Store:
 def _unwritable(records: Collection[Record]) -> dict[Problem, str]:
     """Return why some results can't be rows of a results file, by problem: merged rows must stay readable."""
     try:
-        _write_and_read(records)
+        if records:
+            ours = results_format()
+            ours.read_results(Path("the results"), ours.write(records))
         return {}
     except TritonGemmError as error:
         if len(records) == 1:
             return {record.problem: f"its result can't be a row: {error}" for record in records}
         return {p: fault for record in records for p, fault in _unwritable([record]).items()}
-
-
-def _write_and_read(records: Collection[Record]) -> None:
-    if records:
-        ours = results_format()
-        ours.read_results(Path("the results"), ours.write(records))
 
 
 def _warn_of_damage(path: Path, damaged: Mapping[int, str]) -> None:

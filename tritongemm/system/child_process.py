@@ -104,14 +104,7 @@ class WorkerProcess:
         with their_answers, their_requests, their_lifeline:
             pipes = their_requests.fileno(), their_answers.fileno()
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *_interpreter_flags(),
-                    "-c",
-                    _CHILD.format(path=path),
-                    self.role,
-                    *map(str, pipes),
-                ],
+                [sys.executable, *_interpreter_flags(), "-c", _CHILD.format(path=path), self.role, *map(str, pipes)],
                 env={**settings.for_own_children(), **self.environment, "PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -72,7 +72,7 @@ class RemoteHost:
     def _loss(self, error: Exception) -> HostLost:
         """Note that the actor or its host is gone."""
         self.lost = True
-        return HostLost(f"host {self.name} was lost: {_first_line(error)}")
+        return HostLost(f"host {self.name} was lost: {next(iter(_lines(error)), type(error).__name__)}")
 
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
         """Return the answers to a request as `WorkerProcess.ask`; a HostLost where the actor or its host is gone."""
@@ -245,10 +245,6 @@ def _check(address: str) -> None:
 
 def _no_cluster(address: str, why: str) -> InputError:
     return InputError(f"--ray {address}: no Ray cluster can be used there: {why}; `ray status` says what there is")
-
-
-def _first_line(error: object) -> str:
-    return next(iter(_lines(error)), type(error).__name__)
 
 
 def _last_line(error: object) -> str:

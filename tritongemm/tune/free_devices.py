@@ -52,10 +52,7 @@ class _FreeDevices:
 
 
 def work_when_free(
-    evaluators: Sequence[Evaluator],
-    things: Sequence[T],
-    work: Callable[[Evaluator, T], R],
-    say: Callable[[str], None],
+    evaluators: Sequence[Evaluator], things: Sequence[T], work: Callable[[Evaluator, T], R], say: Callable[[str], None]
 ) -> Generator[tuple[T, R | Support], None, None]:
     """Yield each item with the result of one device's `work`, in a thread, or why no device could produce one.
 

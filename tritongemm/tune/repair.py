@@ -25,16 +25,13 @@ OWN, NEAREST = 6, 6  # configs beside a result's own: the fastest of its own tri
 
 def list_neighbours(record: Record, records: Iterable[Record], trials: Iterable[Trial]) -> list[Config]:
     """List the configs that are raced for a result: its own, then those that were fast at its and similar sizes."""
-    passed = sorted((t for t in trials if t.status == "ok" and t.samples), key=_stage_and_time)
+    passed = [t for t in trials if t.status == "ok" and t.samples]
+    passed.sort(key=lambda t: (t.stage != "final", t.seconds))
     same = [r for r in records if _kind(r.problem) == _kind(record.problem) and r.target == record.target]
     nearest = sorted(same, key=lambda r: _distance(r.problem, record.problem))
     own = list(dict.fromkeys(t.config for t in passed))[:OWN]
     others = [c for c in dict.fromkeys(r.config for r in nearest) if c not in own and c != record.config][:NEAREST]
     return list(dict.fromkeys([record.config, *own, *others]))
-
-
-def _stage_and_time(trial: Trial) -> tuple[bool, float]:
-    return trial.stage != "final", trial.seconds
 
 
 def _kind(problem: Problem) -> Problem:

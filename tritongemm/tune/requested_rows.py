@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, ResultsFile
@@ -87,12 +86,7 @@ def complain(row: FormatRow, target: Target, source: SizeSource) -> str:
 
 def is_for_another_target(row: FormatRow) -> bool:
     """Return whether a row that the run's target can't compute is of a file for several, and another computes it."""
-    return row.optional and is_computed_by(row.problem, _every_target())
-
-
-@cache
-def _every_target() -> tuple[Target, ...]:
-    return tuple(map(load_target, target_names()))
+    return row.optional and is_computed_by(row.problem, map(load_target, target_names()))
 
 
 def read_spans(rows: Sequence[FormatRow], source: SizeSource, say: Callable[[str], None]) -> list[MSpan]:

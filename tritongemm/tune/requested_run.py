@@ -139,11 +139,7 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
 
 
 def _in_one_order(
-    plan: TuningOptions,
-    request: TuneRequest,
-    problems: Sequence[Problem],
-    joined: Sequence[JoinedRow],
-    target: Target,
+    plan: TuningOptions, request: TuneRequest, problems: Sequence[Problem], joined: Sequence[JoinedRow], target: Target
 ) -> TuningOptions:
     """Return the options of a run, where rows shall be invariant with the orders that each product may have.
 

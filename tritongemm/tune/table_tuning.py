@@ -120,7 +120,7 @@ class TableTuning:
         options, target = self._run.options, device.evaluator.target
         wanted = [c for c in dict.fromkeys(configs) if options.may_race(c, problem, target)]
         known = self.measured(problem)
-        if known is not None and all(self._was_tried(problem, config) for config in wanted):
+        if known is not None and self._run.store.trials(problem).keys() >= {(c.name, "final") for c in wanted}:
             return known
         evaluator = device.evaluator
         artifacts = self._artifacts(problem, [*wanted, *(known.seconds if known else ())], evaluator)
@@ -148,9 +148,6 @@ class TableTuning:
         for trial in result.trials:
             self._run.watcher.trial(problem, trial)
         return self.measured(problem)
-
-    def _was_tried(self, problem: Problem, config: Config) -> bool:
-        return (config.name, "final") in self._run.store.trials(problem)
 
     def _artifacts(self, problem: Problem, configs: Iterable[Config], evaluator: Evaluator) -> list[Artifact]:
         """Return the artifacts of configs that can be launched at an M; few of them have to be compiled."""

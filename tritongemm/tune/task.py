@@ -162,11 +162,7 @@ def longest_first(problems: Iterable[Problem], target: Target) -> list[Problem]:
 
     A device times them while kernels for the others compile.
     """
-
-    def least_seconds(problem: Problem) -> float:
-        return target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
-
-    return sorted(problems, key=least_seconds, reverse=True)
+    return sorted(problems, key=lambda p: target.roofline_seconds(p.flops, p.bytes, p.a.type), reverse=True)
 
 
 def trials_of(task: Task, configs: Sequence[Config]) -> list[Trial]:

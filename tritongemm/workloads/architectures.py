@@ -47,10 +47,6 @@ def _deepseek_has_experts(config: ModelConfig, layer: int) -> bool:
     return layer >= config.count("first_k_dense_replace") and layer % config.integer("moe_layer_freq") == 0
 
 
-def _deepseek_shared_width(config: ModelConfig) -> int:
-    return config.count("n_shared_experts") * config.integer("moe_intermediate_size")
-
-
 _LLAMA = Architecture("attention_bias", "attention_bias", "mlp_bias")
 _QWEN2 = Architecture(qkv_bias=True)
 _MISTRAL = Architecture(nested="mistral")
@@ -75,16 +71,14 @@ _QWEN2_MOE = Architecture(
     usual={"qkv_bias": True, **_QWEN_EXPERTS},
 )
 _QWEN3_MOE = Architecture(
-    "attention_bias",
-    experts=Experts("moe_intermediate_size", has_experts=_qwen_has_experts),
-    usual=_QWEN_EXPERTS,
+    "attention_bias", experts=Experts("moe_intermediate_size", has_experts=_qwen_has_experts), usual=_QWEN_EXPERTS
 )
 _DEEPSEEK = Architecture(
     "attention_bias",
     "attention_bias",
     experts=Experts(
         "moe_intermediate_size",
-        shared_width=_deepseek_shared_width,
+        shared_width=lambda config: config.count("n_shared_experts") * config.integer("moe_intermediate_size"),
         has_experts=_deepseek_has_experts,
     ),
     latent=True,

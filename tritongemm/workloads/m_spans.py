@@ -35,18 +35,14 @@ class MSpan:
 
     def searched(self) -> list[int]:
         """Return the M that are tuned as sizes: the ends, powers of two, and those of most known calls."""
-        inside = {m for m in _searched_up_to(self.high) if self.low <= m}
+        powers = {2**e for e in range(self.high.bit_length())} - set(_NOT_SEARCHED)
+        inside = {m for m in powers if self.low <= m <= self.high}
         return sorted(inside | {self.low, self.high} | set(self.wanted[:MOST_WANTED]))
 
     def ladder(self) -> list[int]:
         """Return the M that are always measured: those searched, those wanted, and steps between them."""
         rungs = {m for m in (*_FEW, *range(_FINE, _FINE_UP_TO + 1, _FINE)) if self.low <= m <= self.high}
         return sorted(rungs | set(self.searched()) | set(self.wanted))
-
-
-def _searched_up_to(high: int) -> list[int]:
-    powers = [2**e for e in range(high.bit_length())]
-    return [m for m in powers if m not in _NOT_SEARCHED and m <= high]
 
 
 def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem, float]]:

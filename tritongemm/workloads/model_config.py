@@ -11,7 +11,7 @@ import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,6 @@ class ModelConfig:
     top_level: Mapping[str, Any]  # the values of the file's first level
     usual: Mapping[str, Any]  # values of keys that files of such models leave out, as the model's code has them
     read: set[str] = field(default_factory=set, compare=False)  # keys that were read
-
-    def with_usual(self, usual: Mapping[str, Any]) -> ModelConfig:
-        """Return the config with other values for keys that the file leaves out."""
-        return replace(self, usual=usual)
 
     @property
     def architectures(self) -> Sequence[str]:

@@ -15,7 +15,7 @@ from tritongemm.workloads.model_config import CAPTURE, ModelConfig
 
 def list_known_weights(config: ModelConfig, known: Architecture) -> Weights:
     """Return the weights of a model of a known architecture."""
-    config = config.with_usual(known.usual)
+    config = replace(config, usual=known.usual)
     if (kind := config.nested_type) and kind not in known.nested:
         raise InputError(
             f"{config.path}: text_config is of model_type {kind!r}, which is not known of this class; {CAPTURE}"
@@ -135,7 +135,8 @@ def list_layers(config: ModelConfig, tp: int, is_kept: Callable[[str], bool]) ->
         except InputError as error:
             raise InputError(f"{config.path}: {error}") from None
         bias = weight.bias and weight.groups == 1  # those of experts are added between their products
-        layer = ModelLayer(_generic(weight.name), n, k, bias, weight.groups, weight.chosen, weight.kept)
+        name = re.sub(r"\.\d+(?=\.|$)", ".*", weight.name)
+        layer = ModelLayer(name, n, k, bias, weight.groups, weight.chosen, weight.kept)
         _check_size(config, layer)
         cut = find_cut(weight)
         if tp > 1 and not cut:
@@ -175,10 +176,6 @@ def _read_weights(config: ModelConfig) -> Weights:
         "pip install 'tritongemm[models]' reads others"
     )
     raise InputError(f"{config.path}: architectures names {named}; {advice}; {CAPTURE}")
-
-
-def _generic(name: str) -> str:
-    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def _check_size(config: ModelConfig, layer: ModelLayer) -> None:

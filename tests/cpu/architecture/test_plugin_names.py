@@ -4,17 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.cpu.architecture import source_tree
 from tests.cpu.architecture.offenders import check
-from tests.cpu.architecture.source_tree import (
-    FILES,
-    PACKAGE,
-    PLUGIN_PACKAGES,
-    imports,
-    nodes,
-    plugin_folders,
-    syntax,
-    template_names,
-)
 
 ALLOWED = {  # comparison as the test below names it: a sentence that says why it may stay
     "core.config: self.backend == DEFAULT_BACKEND": "names of configs without a backend's are in files since the first",
@@ -31,10 +22,10 @@ def _is_under(path: Path, owner: Path) -> bool:
 def test_no_plug_in_is_imported_by_name() -> None:
     """But by its own files, and files whose name begins with an underscore by the plug-ins beside them."""
     offenders = []
-    folders = plugin_folders()
-    for module, path in FILES.items():
-        for line in imports(module):
-            package = next((p for p in PLUGIN_PACKAGES if line.imported.startswith(f"{p}.")), None)
+    folders = source_tree.plugin_folders()
+    for module, path in source_tree.FILES.items():
+        for line in source_tree.imports(module):
+            package = next((p for p in source_tree.PLUGIN_PACKAGES if line.imported.startswith(f"{p}.")), None)
             if package is None:
                 continue
             name = line.imported.removeprefix(f"{package}.").split(".")[0]
@@ -50,8 +41,8 @@ def test_no_plug_in_is_imported_by_name() -> None:
 def _constants() -> dict[str, str]:
     """Texts that modules of the package give a name at their first level: where two differ, neither."""
     found: dict[str, set[str]] = {}
-    for path in FILES.values():
-        for node in syntax(path).body:
+    for path in source_tree.FILES.values():
+        for node in source_tree.syntax(path).body:
             if isinstance(node, ast.Assign):
                 targets, value = node.targets, node.value
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
@@ -83,7 +74,7 @@ def _texts(node: ast.expr, constants: dict[str, str]) -> Iterator[str]:
 
 def _compared(path: Path, constants: dict[str, str]) -> Iterator[tuple[str, str]]:
     """(a text, the comparison that names it) for each comparison, pattern and call of the registry in a file."""
-    for node in nodes(path):
+    for node in source_tree.nodes(path):
         if isinstance(node, ast.Compare) and any(isinstance(op, _OPERATORS) for op in node.ops):
             # The kind of a kernel parameter is `tma` too, whichever template or assembly kernel has it.
             if isinstance(node.left, ast.Attribute) and node.left.attr == "kind":
@@ -98,11 +89,11 @@ def _compared(path: Path, constants: dict[str, str]) -> Iterator[tuple[str, str]
 
 
 def test_no_name_is_compared_with() -> None:
-    names, constants = plugin_folders(), _constants()
-    names |= {template: set() for template in template_names()}
+    names, constants = source_tree.plugin_folders(), _constants()
+    names |= {template: set() for template in source_tree.template_names()}
     offenders = set()
-    for module, path in FILES.items():
-        short = module.removeprefix(f"{PACKAGE}.")
+    for module, path in source_tree.FILES.items():
+        short = module.removeprefix(f"{source_tree.PACKAGE}.")
         for text, comparison in _compared(path, constants):
             if text in names and not any(_is_under(path, owner) for owner in names[text]):
                 offenders.add(f"{short}: {comparison}")

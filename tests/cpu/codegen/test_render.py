@@ -204,8 +204,7 @@ def test_files_are_named_by_their_problem() -> None:
 
 def test_an_unknown_template() -> None:
     with pytest.raises(
-        InputError,
-        match="no kernel template is called 'abacus'; there are: fragments, gemv, grouped, grouped_f",
+        InputError, match="no kernel template is called 'abacus'; there are: fragments, gemv, grouped, grouped_f"
     ):
         text_of(Problem(16, 16, 16), [Config("abacus", 1, 1, 1)])
 

@@ -23,23 +23,9 @@ from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.measure import operand_sets, race
+from tritongemm.measure import jobs, operand_sets, race
 from tritongemm.measure.device_worker import DeviceWorker
 from tritongemm.measure.guarded_operands import copy_guarded
-from tritongemm.measure.jobs import (
-    Algorithms,
-    AlgorithmsJob,
-    LaunchCandidate,
-    MeasureJob,
-    MeasureSetup,
-    NowRacing,
-    OperandsReady,
-    RaceJob,
-    RaceSamples,
-    ScreenJob,
-    VerifyJob,
-    WrongBaseline,
-)
 from tritongemm.measure.operand_sets import OperandSets
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
@@ -56,38 +42,40 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield made
 
 
-def candidates(folder: Path, *kinds: str) -> tuple[LaunchCandidate, ...]:
+def candidates(folder: Path, *kinds: str) -> tuple[jobs.LaunchCandidate, ...]:
     return tuple(
-        LaunchCandidate(Config(kind, 16, 16, 16, group_m=number), host_launch(folder, kind, SIZE))
+        jobs.LaunchCandidate(Config(kind, 16, 16, 16, group_m=number), host_launch(folder, kind, SIZE))
         for number, kind in enumerate(kinds, 1)
     )
 
 
-def setup_of(problem: Problem = SIZE, protocol: MeasureProtocol = PROTOCOL) -> MeasureSetup:
-    return MeasureSetup(problem, target_files.load_target("sm90"), protocol, "nvidia", 0)
+def setup_of(problem: Problem = SIZE, protocol: MeasureProtocol = PROTOCOL) -> jobs.MeasureSetup:
+    return jobs.MeasureSetup(problem, target_files.load_target("sm90"), protocol, "nvidia", 0)
 
 
-def ask(worker: DeviceWorker, job: MeasureJob) -> list[Any]:
+def ask(worker: DeviceWorker, job: jobs.MeasureJob) -> list[Any]:
     """All answers but those on the operands and on who runs; SystemExit stands for the end of the process."""
     answers: list[Any] = []
     try:
         answers += worker(job)
     except SystemExit as end:
         answers.append(end)
-    assert isinstance(answers[0], OperandsReady) and answers[0].copies > 1
-    return [a for a in answers[1:] if not isinstance(a, NowRacing)]
+    assert isinstance(answers[0], jobs.OperandsReady) and answers[0].copies > 1
+    return [a for a in answers[1:] if not isinstance(a, jobs.NowRacing)]
 
 
-def screen(given: Sequence[LaunchCandidate], worker: DeviceWorker | None = None) -> list[Any]:
-    return ask(worker or DeviceWorker(), ScreenJob(setup_of(), tuple(given), math.inf))
+def screen(given: Sequence[jobs.LaunchCandidate], worker: DeviceWorker | None = None) -> list[Any]:
+    return ask(worker or DeviceWorker(), jobs.ScreenJob(setup_of(), tuple(given), math.inf))
 
 
-def verify(given: Sequence[LaunchCandidate], worker: DeviceWorker | None = None) -> list[Any]:
-    return ask(worker or DeviceWorker(), VerifyJob(setup_of(), tuple(given)))
+def verify(given: Sequence[jobs.LaunchCandidate], worker: DeviceWorker | None = None) -> list[Any]:
+    return ask(worker or DeviceWorker(), jobs.VerifyJob(setup_of(), tuple(given)))
 
 
-def final(given: Sequence[LaunchCandidate], baseline: str = "torch", worker: DeviceWorker | None = None) -> list[Any]:
-    return ask(worker or DeviceWorker(), RaceJob(setup_of(), tuple(given), baseline))
+def final(
+    given: Sequence[jobs.LaunchCandidate], baseline: str = "torch", worker: DeviceWorker | None = None
+) -> list[Any]:
+    return ask(worker or DeviceWorker(), jobs.RaceJob(setup_of(), tuple(given), baseline))
 
 
 def test_screening_times_what_runs_and_names_what_does_not(device: Device, tmp_path: Path) -> None:
@@ -101,7 +89,7 @@ def test_screening_times_what_runs_and_names_what_does_not(device: Device, tmp_p
 
 def test_equal_rows_are_compared_where_a_run_wants_them_invariant(device: Device, tmp_path: Path) -> None:
     setup = setup_of(protocol=replace(PROTOCOL, compares_rows=True))
-    right, uneven = ask(DeviceWorker(), VerifyJob(setup, candidates(tmp_path, "right", "uneven")))
+    right, uneven = ask(DeviceWorker(), jobs.VerifyJob(setup, candidates(tmp_path, "right", "uneven")))
     assert right.status == "ok" and len(right.row_bits) == 16
     assert uneven.status == "wrong" and uneven.reason == "equal rows 0 and 23 of a batch of 24 have other bits"
     assert device.modules == 0 and not verify(candidates(tmp_path, "right"))[0].row_bits
@@ -172,10 +160,10 @@ def test_each_sample_of_a_race_follows_the_same_kernel(
 
 def test_a_race_names_who_runs_where_it_is_asked_to(device: Device, tmp_path: Path) -> None:
     for reported in (False, True):
-        job = RaceJob(setup_of(), candidates(tmp_path, "right", "faster"), "torch", names_runners=reported)
+        job = jobs.RaceJob(setup_of(), candidates(tmp_path, "right", "faster"), "torch", names_runners=reported)
         *answers, last = DeviceWorker()(job)
-        assert isinstance(last, RaceSamples)
-        named = Counter(a.name for a in answers if isinstance(a, NowRacing))
+        assert isinstance(last, jobs.RaceSamples)
+        named = Counter(a.name for a in answers if isinstance(a, jobs.NowRacing))
         expected = Counter({name: 1 + reported * len(samples) for name, samples in last.samples.items()})
         assert named == expected + Counter([""]), "the warm-ups are named, then their end"
 
@@ -183,8 +171,8 @@ def test_a_race_names_who_runs_where_it_is_asked_to(device: Device, tmp_path: Pa
 def test_the_order_of_a_race_is_that_of_the_seed(device: Device, tmp_path: Path) -> None:
     """Rounds are drawn one by one from the protocol's seed, among those that still race."""
     given = candidates(tmp_path, "right", "faster")
-    *answers, _ = DeviceWorker()(RaceJob(setup_of(), given, "torch", names_runners=True))
-    named = [a.name for a in answers if isinstance(a, NowRacing)]
+    *answers, _ = DeviceWorker()(jobs.RaceJob(setup_of(), given, "torch", names_runners=True))
+    named = [a.name for a in answers if isinstance(a, jobs.NowRacing)]
     entries = [given[0].config.name, given[1].config.name, BASELINE_ENTRY]
     order = random.Random(PROTOCOL.seed)
     rounds = [order.sample(entries, len(entries)) for _ in range(2)]
@@ -224,7 +212,7 @@ def test_a_result_that_a_library_allocates_in_its_pool_is_returned(monkeypatch: 
     assert operand_sets._allocate_in(None, lambda: 3) == 3
 
 
-def sized(candidate: LaunchCandidate, *buffers: Buffer) -> LaunchCandidate:
+def sized(candidate: jobs.LaunchCandidate, *buffers: Buffer) -> jobs.LaunchCandidate:
     """A candidate whose launch needs other buffers."""
     assert isinstance(candidate.launch, Launch)
     return replace(candidate, launch=replace(candidate.launch, buffers=buffers))
@@ -246,16 +234,16 @@ def test_copies_are_side_by_side_as_they_were_laid_out(device: Device) -> None:
 
 
 def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    (answer,) = ask(DeviceWorker(), AlgorithmsJob(setup_of(), "torch", 1))
-    assert isinstance(answer, Algorithms) and {c.backend for c in answer.configs} == {"torch"}
-    given = [LaunchCandidate(config, None) for config in answer.configs]
+    (answer,) = ask(DeviceWorker(), jobs.AlgorithmsJob(setup_of(), "torch", 1))
+    assert isinstance(answer, jobs.Algorithms) and {c.backend for c in answer.configs} == {"torch"}
+    given = [jobs.LaunchCandidate(config, None) for config in answer.configs]
     trials = screen(given)
     assert [t.status for t in trials] == ["ok"], [t.reason for t in trials]
     library = registry.get(LibraryBackend, "torch")
     monkeypatch.setattr(library, "operation", lambda problem, operands, config=None: lambda: operands["c"].fill_(9))
     (trial,) = screen(given)
     assert trial.status == "wrong", "a library that is fast is checked"
-    (trial,) = ask(DeviceWorker(), ScreenJob(setup_of(), tuple(given), 1e-12))
+    (trial,) = ask(DeviceWorker(), jobs.ScreenJob(setup_of(), tuple(given), 1e-12))
     assert trial.status == "ok", "one that won't race is not"
     monkeypatch.setattr(DeviceWorker, "FIRST_LOOK_ELEMENTS", SIZE.n * 5)  # every fifth row of a C that is larger
     (trial,) = screen(given)
@@ -281,11 +269,11 @@ def test_a_library_whose_result_is_wrong_does_not_race(
     given = candidates(tmp_path, "right")
     found, *said = (a for a in final(given) if not isinstance(a, Trial))
     if added:
-        assert isinstance(found, WrongBaseline) and found.reason.startswith("error ")
+        assert isinstance(found, jobs.WrongBaseline) and found.reason.startswith("error ")
         (found,) = said
     assert (BASELINE_ENTRY in found.samples) is not bool(added)
-    checked = ask(DeviceWorker(), VerifyJob(setup_of(), given, "torch"))
-    assert isinstance(checked[-1], WrongBaseline if added else Trial), "a profiler races it in another process"
+    checked = ask(DeviceWorker(), jobs.VerifyJob(setup_of(), given, "torch"))
+    assert isinstance(checked[-1], jobs.WrongBaseline if added else Trial), "a profiler races it in another process"
     assert device.graphs == 0 and device.modules == 0
 
 

@@ -19,19 +19,11 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.trial import OUR_FAULT, Trial
 from tritongemm.report import console as console_module
-from tritongemm.report import progress
+from tritongemm.report import progress, tables
 from tritongemm.report.alike_lines import MOST_LISTED, summarise
 from tritongemm.report.console import Reporter
 from tritongemm.report.listener import Listener
 from tritongemm.report.plain_table import align
-from tritongemm.report.tables import (
-    print_gain,
-    print_held_out,
-    print_invariance,
-    print_retimed,
-    print_table,
-    print_verified,
-)
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.printable import WORD_CHARACTERS, printable
@@ -171,8 +163,8 @@ def test_what_comes_from_files_is_text(name: str) -> None:
     trials = {SIZE: [final(OURS, 9.0)], OTHER: [final(other.config, 9.0)]}
     reporter.backends([reported, other], trials.__getitem__)
     again = Trial(OURS, "wrong", name, timer=name)
-    print_verified(reporter, [VerifiedResult(SIZE, again, name)], "by eye")
-    print_retimed(reporter, [RetimedResult(SIZE, again, None, reported)])
+    tables.print_verified(reporter, [VerifiedResult(SIZE, again, name)], "by eye")
+    tables.print_retimed(reporter, [RetimedResult(SIZE, again, None, reported)])
     reporter.say(name)
     reporter.failed(SIZE, name)
     reporter.trial(SIZE, again)
@@ -294,7 +286,7 @@ def reporter() -> tuple[Reporter, io.StringIO]:
 
 def test_neighbours_that_one_kernel_serves_are_one_range() -> None:
     one, text = reporter()
-    print_table(one, RECORDS)
+    tables.print_table(one, RECORDS)
     found = said(text)
     assert "M of N 32, K 64, bf16 TN" in found
     assert "1 to 16 2.00 to 2.00 1.500 to 1.500 triton tile" in found
@@ -304,11 +296,11 @@ def test_neighbours_that_one_kernel_serves_are_one_range() -> None:
 
 def test_m_held_out_are_reported_together() -> None:
     one, text = reporter()
-    print_held_out(one, RECORDS)
+    tables.print_held_out(one, RECORDS)
     found = said(text)
     assert "3 measured; slower than the best known there by 4.0% on average" in found
     assert "10.0% at worst; 1.216 of the library's speed (geometric mean), 1.000 at least" in found
-    print_held_out(one, RECORDS[:1])
+    tables.print_held_out(one, RECORDS[:1])
     assert said(text) == found
 
 
@@ -320,10 +312,10 @@ def test_a_workloads_gain_is_weighed_by_its_calls() -> None:
         FormatRow(problem(64, 32, 64), count=1),
         FormatRow(problem(7, 32, 64)),
     ]
-    print_gain(one, rows, RECORDS)
+    tables.print_gain(one, rows, RECORDS)
     assert "0.030 ms by the library, 0.021 ms by what serves them, 1.429 times as fast" in said(text)
     one, text = reporter()
-    print_gain(one, rows[2:], RECORDS)
+    tables.print_gain(one, rows[2:], RECORDS)
     assert said(text) == ""
 
 
@@ -334,7 +326,7 @@ def test_times_are_compared_with_the_library_in_the_race_of_each() -> None:
     listener = Listener(lambda progress: None)
     others = [replace(ROW, order="", seconds=1e-6, library_seconds=6e-6), record(problem(17, 32, 64))]
     slower = replace(ROW, problem=ROW.problem.at(8), seconds=4e-6)
-    print_invariance(listener, [ROW, slower], others, {ROW.problem: 3})
+    tables.print_invariance(listener, [ROW, slower], others, {ROW.problem: 3})
     assert [line.split() for line in listener.tables.splitlines()[1:]] == [
         ["size", "order", "us", "of", "library", "of", "unconstrained"],
         [ROW.problem.key, "1x64", "2.00", "1.500", "0.250"],
@@ -350,6 +342,6 @@ def test_times_are_compared_with_the_library_in_the_race_of_each() -> None:
 
 def test_without_other_results_their_column_is_left_out() -> None:
     listener = Listener(lambda progress: None)
-    print_invariance(listener, [replace(ROW, library_seconds=None)], (), {})
+    tables.print_invariance(listener, [replace(ROW, library_seconds=None)], (), {})
     assert "unconstrained" not in listener.tables
     assert listener.lines == ["rows have the same bits at every M; order of additions: 1x64 (1)"]

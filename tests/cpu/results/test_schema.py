@@ -7,19 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import DATA
-from tests.support.stores import (
-    ONE,
-    TWO,
-    append,
-    journal_lines,
-    journal_of,
-    record,
-    rewrite_header,
-    rows,
-    take,
-    trial,
-)  # fmt: skip
+from tests.support import DATA, stores
 from tests.support.tables import each
 from tritongemm.core.errors import DamagedFileWarning, NewerFileError, OutputError
 from tritongemm.core.problem import Problem
@@ -41,8 +29,8 @@ def written_run(folder: Path) -> Path:
 def test_written_files_come_back(tmp_path: Path) -> None:
     """Each row and line as a noun, and each line from its noun byte for byte."""
     path = written_run(tmp_path)
-    text = journal_of(path).read_bytes()
-    read = journal.read(journal_of(path))
+    text = stores.journal_of(path).read_bytes()
+    read = journal.read(stores.journal_of(path))
     assert not read.damaged and len(read.lines) == text.count(b"\n") == 118
     for line, found in zip(text.splitlines(keepends=True), read.lines.values(), strict=True):
         entry = {k: v for k, v in json.loads(line).items() if k != "crc32"}
@@ -57,91 +45,96 @@ def test_written_files_come_back(tmp_path: Path) -> None:
                 again = {"header": found.value}
         assert journal.encode({**entry, **again}) == line
     merged = {line.value.problem: line.value for line in [*read.lines.values()][:-1] if line.kind == "record"}
-    assert {r.problem: r.to_json() for r in rows(path) if r} == {p: r.to_json() for p, r in merged.items()}
-    assert len(rows(path)) == len(merged) == 23
+    assert {r.problem: r.to_json() for r in stores.rows(path) if r} == {p: r.to_json() for p, r in merged.items()}
+    assert len(stores.rows(path)) == len(merged) == 23
 
 
 def test_a_run_goes_on_from_written_files(tmp_path: Path) -> None:
     path = written_run(tmp_path)
-    before = journal_of(path).read_bytes()
-    with take(path, problems=()) as store:
+    before = stores.journal_of(path).read_bytes()
+    with stores.take(path, problems=()) as store:
         assert all(len(store.trials(r.problem)) == 4 for r in store.records())
         store.merge()
-        assert journal_of(path).read_bytes().startswith(before)
+        assert stores.journal_of(path).read_bytes().startswith(before)
         again = path.with_name("again.yaml")
         again.write_text(results_format().write(store.records()))
-    assert rows(path) == rows(again) and next(r.seconds for r in rows(path) if r) == 7e-6
+    assert stores.rows(path) == stores.rows(again) and next(r.seconds for r in stores.rows(path) if r) == 7e-6
 
 
 @each("resume", [True, False])
 def test_a_newer_journal_is_refused_and_kept(tmp_path: Path, resume: bool) -> None:
     """Whatever its lines hold, and whichever reader."""
     path = written_run(tmp_path)
-    rewrite_header(path, {"schema": SCHEMA + 1, "devices": 8})
-    append(path, {"uplift": 1.5})
+    stores.rewrite_header(path, {"schema": SCHEMA + 1, "devices": 8})
+    stores.append(path, {"uplift": 1.5})
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     refusal = rf"out\.yaml\.journal: a newer version .*schema {SCHEMA + 1}; this one reads up to {SCHEMA}\); update tri"
     with pytest.raises(NewerFileError, match=refusal):
-        take(path, resume=resume, problems=())
+        stores.take(path, resume=resume, problems=())
     with pytest.raises(NewerFileError, match=refusal):
-        history.read(journal_of(path))
+        history.read(stores.journal_of(path))
     with pytest.raises(NewerFileError, match=refusal):
-        read_trials(path, [ONE])
+        read_trials(path, [stores.ONE])
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix not in (".lock", ".pid")} == before
 
 
 def test_a_newer_results_file_is_refused_and_kept(path: Path) -> None:
-    path.write_text(results_format().write([record(ONE)]).replace(f"schema {SCHEMA}", f"schema {SCHEMA + 1}"))
+    path.write_text(
+        results_format().write([stores.record(stores.ONE)]).replace(f"schema {SCHEMA}", f"schema {SCHEMA + 1}")
+    )
     before = path.read_bytes()
-    for use in (rows, take, HeldRows):
+    for use in (stores.rows, stores.take, HeldRows):
         with pytest.raises(NewerFileError, match=rf"out\.yaml: a newer version .*schema {SCHEMA + 1}"):
             use(path)
     assert path.read_bytes() == before
 
 
 def test_a_newer_file_that_appears_during_a_run_is_kept_beside(path: Path, tmp_path: Path) -> None:
-    with take(path) as store:
-        store.add_record(record(ONE))
-        newer = results_format().write([record(TWO)]).replace(f"schema {SCHEMA}", f"schema {SCHEMA + 1}")
+    with stores.take(path) as store:
+        store.add_record(stores.record(stores.ONE))
+        newer = results_format().write([stores.record(stores.TWO)]).replace(f"schema {SCHEMA}", f"schema {SCHEMA + 1}")
         path.write_text(newer)
         with pytest.warns(DamagedFileWarning, match="a newer version .*; the edited text is kept in"):
             store.merge()
-    assert newer in [p.read_text() for p in tmp_path.iterdir()] and rows(path) == [record(ONE)]
+    assert newer in [p.read_text() for p in tmp_path.iterdir()] and stores.rows(path) == [stores.record(stores.ONE)]
 
 
 @each(
     ("line", "reason"),
     [
-        ({"problem": ONE.to_json(), "trial": {**trial(0).to_json(), "watts": 3}}, ""),
-        ({"problem": {**ONE.to_json(), "zero_points": True}, "trial": trial(0).to_json()}, "unknown keys: zero_points"),
-        ({"record": {**record(ONE).to_json(), "power": {}}}, "has unknown keys: power"),
+        ({"problem": stores.ONE.to_json(), "trial": {**stores.trial(0).to_json(), "watts": 3}}, ""),
+        (
+            {"problem": {**stores.ONE.to_json(), "zero_points": True}, "trial": stores.trial(0).to_json()},
+            "unknown keys: zero_points",
+        ),
+        ({"record": {**stores.record(stores.ONE).to_json(), "power": {}}}, "has unknown keys: power"),
         ({"uplift": 1.5}, "it is of no known kind"),
     ],
 )
 def test_a_line_with_something_unknown_is_damaged(tmp_path: Path, line: dict[str, Any], reason: str) -> None:
     """A trial's is noticed when the trial is asked for."""
     path = tmp_path / "out.yaml"
-    take(path).close()
-    append(path, line)
+    stores.take(path).close()
+    stores.append(path, line)
     match = rf"Line 2: .*{reason}" if reason else "can't be, and is measured"
-    with pytest.warns(DamagedFileWarning, match=match), take(path) as store:
-        assert store.trials(ONE) == {} and store.record(ONE) is None
-    assert journal_lines(path)[1:] == [line]
+    with pytest.warns(DamagedFileWarning, match=match), stores.take(path) as store:
+        assert store.trials(stores.ONE) == {} and store.record(stores.ONE) is None
+    assert stores.journal_lines(path)[1:] == [line]
 
 
 def test_a_family_that_is_not_here(path: Path) -> None:
     """A plug-in may come back; its lines are not damaged."""
-    with take(path) as store:
+    with stores.take(path) as store:
         absent = Problem(1, 2, 3, family="absent")
-        store.add_trials(absent, [trial(0)])
-    with take(path) as store:
-        assert list(store.trials(absent).values()) == [trial(0)]
+        store.add_trials(absent, [stores.trial(0)])
+    with stores.take(path) as store:
+        assert list(store.trials(absent).values()) == [stores.trial(0)]
 
 
 @each("number", [0, SCHEMA - 1, "2", True, 1.5, None])
 def test_a_schema_that_is_no_number_is_damage(tmp_path: Path, number: object) -> None:
     path = tmp_path / "out.yaml"
-    take(path).close()
-    rewrite_header(path, {**journal_lines(path)[0]["header"], "schema": number})
+    stores.take(path).close()
+    stores.rewrite_header(path, {**stores.journal_lines(path)[0]["header"], "schema": number})
     with pytest.raises(OutputError, match=r"line 1, the header, is damaged \(schema must be 2"):
-        take(path)
+        stores.take(path)

@@ -169,7 +169,7 @@ def test_what_is_refused_is_named() -> None:
     assert "stored rows of a batch of A are beyond a descriptor's 32 bits" in triton.check(TMA, deep, SM90).reason
     assert "does not run template persistent" in triton.check(Config("persistent", 16, 32, 32), ODD, SM90).reason
     assert {n for n in template_facts.names() if "batched" in template_facts.kernel_template(n).kinds} == {
-        *("fragments", "gemv", "tile", "tma"),
+        *("fragments", "gemv", "tile", "tma")
     }
     shuffled = replace(ODD, b=ODD.b._replace(order="shuffled_16x16"))
     assert "of a batch are in rows or columns" in registry.get(Family, "dense").supports(shuffled, GFX942).reason

@@ -3,17 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
-from tritongemm.backends import _expert_blocks
-from tritongemm.backends._server_kernels import (
-    ServerBackend,
-    bound,
-    expert_arguments,
-    find,
-    launcher,
-    product_arguments,
-    row,
-    tiles,
-)
+from tritongemm.backends import _expert_blocks, _server_kernels
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.operands import Call, Operands
@@ -31,7 +21,7 @@ _ADDED = 256  # elements of C that a program adds up
 _HOPPER = {"split_k": (1, 2, 4, 8), "swap_ab": (0, 1)}
 
 
-class SglangBackend(ServerBackend):
+class SglangBackend(_server_kernels.ServerBackend):
     """SGLang's kernels of one product and of experts."""
 
     summary = "SGLang's own Triton kernels of fp8 in blocks, where SGLang is installed; by its name and --for sglang"
@@ -44,24 +34,26 @@ class SglangBackend(ServerBackend):
     def _product(self, problem: Problem, operands: Operands, config: Config) -> Call:
         masks = {"needs_masking": problem.k % config.block_k != 0}
         if config.split_k == 1 and not config.option("swap_ab"):
-            kernel = find(_PRODUCTS, _CHOOSE)(problem.m, problem.n, row(config))
-            given = product_arguments(problem, operands) | masks
-            return launcher(kernel, (tiles(problem, config),), given, config)
+            kernel = _server_kernels.find(_PRODUCTS, _CHOOSE)(problem.m, problem.n, _server_kernels.row(config))
+            given = _server_kernels.product_arguments(problem, operands) | masks
+            return _server_kernels.launcher(kernel, (_server_kernels.tiles(problem, config),), given, config)
         return self._hoppers(problem, operands, config, masks)
 
     def _hoppers(self, problem: Problem, operands: Operands, config: Config, masks: Mapping[str, object]) -> Call:
         """Return a call of the kernel that can swap operands and split K, and of the one that adds up splits."""
         import torch
 
-        kernel, split, c = find(_PRODUCTS, _HOPPERS), config.split_k, operands["c"]
+        kernel, split, c = _server_kernels.find(_PRODUCTS, _HOPPERS), config.split_k, operands["c"]
         sums = c if split == 1 else torch.empty((split, problem.m, problem.n), device=c.device, dtype=torch.float32)
-        given = {**product_arguments(problem, operands, sums), **masks}
+        given = {**_server_kernels.product_arguments(problem, operands, sums), **masks}
         given |= {"SWAP_AB": bool(config.option("swap_ab")), "SPLIT_K": split}
-        multiply = launcher(kernel, (tiles(problem, config), split), given, config)
+        multiply = _server_kernels.launcher(kernel, (_server_kernels.tiles(problem, config), split), given, config)
         if split == 1:
             return multiply
-        add, count = find(_PRODUCTS, _ADD), problem.m * problem.n
-        arguments = bound(add.fn, {"Parts": sums, "Out": c, "ELEMENTS": count, "SPLITS": split, "BLOCK": _ADDED})
+        add, count = _server_kernels.find(_PRODUCTS, _ADD), problem.m * problem.n
+        arguments = _server_kernels.bound(
+            add.fn, {"Parts": sums, "Out": c, "ELEMENTS": count, "SPLITS": split, "BLOCK": _ADDED}
+        )
 
         def call() -> None:
             multiply()
@@ -72,9 +64,9 @@ class SglangBackend(ServerBackend):
     def _of_experts(self, problem: Problem, operands: Operands, config: Config) -> Call:
         import torch
 
-        launch, device = find(*_EXPERTS), operands["a"].device
+        launch, device = _server_kernels.find(*_EXPERTS), operands["a"].device
         blocks = _expert_blocks.aligned(operands["offsets"], problem.m, config.block_m)
-        given = expert_arguments(problem, operands, config) | {
+        given = _server_kernels.expert_arguments(problem, operands, config) | {
             "bias": None,
             "B_zp": None,
             "topk_weights": torch.ones((problem.m, 1), device=device),
@@ -83,4 +75,4 @@ class SglangBackend(ServerBackend):
             "expert_ids": blocks.experts,
             "num_tokens_post_padded": blocks.used,
         }
-        return partial(launch, **bound(launch, given))
+        return partial(launch, **_server_kernels.bound(launch, given))

@@ -4,7 +4,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 
 from tritongemm.campaigns import tables
@@ -156,14 +155,12 @@ def _check_places(folder: Path, names: Iterable[str]) -> None:
     for table in (tables.SUMMARY, tables.GEMMS):
         files.check_place(folder / table, tables.is_table, "a table of a campaign", _ELSEWHERE)
     for name in names:
+
+        def is_ours(start: bytes, remark: bytes = f"# {name}: ".encode()) -> bool:
+            return not start or remark in start
+
         for suffix in (".yaml", ".sh"):
-            is_ours = partial(_is_config, f"# {name}: ".encode())
             files.check_place(folder / f"{name}{suffix}", is_ours, "a config that tritongemm wrote", _ELSEWHERE)
-
-
-def _is_config(remark: bytes, start: bytes) -> bool:
-    """Return whether a file begins with the remark at the head of every config and script."""
-    return not start or remark in start
 
 
 def _sweep(folder: Path) -> None:

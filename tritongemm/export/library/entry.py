@@ -14,16 +14,9 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.values import FLAG, MAP, TEXT, TEXTS, FieldKind
+from tritongemm.export.library import launch_values
 from tritongemm.export.library.code_object import OBJECT_KINDS, SHA256, CodeObject, opened, require_all, sealed
 from tritongemm.export.library.launch_table import LaunchTable
-from tritongemm.export.library.launch_values import (
-    launch_from_json,
-    launch_to_json,
-    places_from_json,
-    places_to_json,
-    table_from_json,
-    table_to_json,
-)
 
 # What a library holds one result for: a product, a target, compute units, and whether it serves a range of M.
 EntryKey: TypeAlias = tuple[Problem, str, int, bool]
@@ -52,17 +45,17 @@ class LibraryKernel(CodeObject):
 
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as JSON values of a manifest; those of its entry have the seal."""
-        launches = table_to_json(self.launches)
+        launches = launch_values.table_to_json(self.launches)
         values = {**self.object_to_json(), "source": self.source, "toolchain": dict(self.toolchain), "tf32": self.tf32}
-        values |= {} if self.strides is None else {"strides": places_to_json(self.strides)}
+        values |= {} if self.strides is None else {"strides": launch_values.places_to_json(self.strides)}
         return {**values, "launches": launches}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LibraryKernel:
         """Return the kernel of which `to_json` wrote these values."""
         require_all("its kernel", data, _KERNEL_KINDS)
-        launches = table_from_json(data["launches"], data["object"])
-        strides = places_from_json(data["strides"], launches.launch) if "strides" in data else None
+        launches = launch_values.table_from_json(data["launches"], data["object"])
+        strides = launch_values.places_from_json(data["strides"], launches.launch) if "strides" in data else None
         return cls(
             sha256=data["object"],
             suffix=data["suffix"],
@@ -122,11 +115,6 @@ class LibraryEntry:
         return sealed(values)
 
     @classmethod
-    def from_record(cls, data: Any) -> LibraryEntry:
-        """Return the record of an entry whose other values may be wrong, without its kernel."""
-        return cls(Record.from_json(data["record"]))
-
-    @classmethod
     def from_json(cls, data: object) -> LibraryEntry:
         """Return the entry of which `to_json` wrote these values."""
         if not isinstance(data, Mapping) or not isinstance(data.get("record"), Mapping):
@@ -173,7 +161,9 @@ class LibraryHelper(CodeObject):
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as JSON values of a manifest, with the seal that shows whether they were edited."""
         values = {"name": self.kernel, "target": self.target, "asked": self.asked, **self.object_to_json()}
-        return sealed({**values, "toolchain": dict(self.toolchain), "launch": launch_to_json(self.launch)})
+        return sealed(
+            {**values, "toolchain": dict(self.toolchain), "launch": launch_values.launch_to_json(self.launch)}
+        )
 
     @classmethod
     def from_json(cls, data: object) -> LibraryHelper:
@@ -190,5 +180,5 @@ class LibraryHelper(CodeObject):
             target=values["target"],
             asked=values["asked"],
             toolchain=values["toolchain"],
-            launch=launch_from_json(values["launch"], values["object"]),
+            launch=launch_values.launch_from_json(values["launch"], values["object"]),
         )

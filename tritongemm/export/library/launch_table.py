@@ -91,14 +91,10 @@ def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, 
     names = sorted(set().union(*values))
     series = {name: [one.get(name, 0) for one in values] for name in names}
     changing = {name: tuple(_runs(low, each)) for name, each in series.items() if len(set(each)) > 1}
-    buffers = tuple(Buffer(n[8:], max(series[n])) for n in _in_order(names) if max(series[n]))
+    reserved = [n for n in reversed(names) if n.startswith("buffers.")]  # a workspace first, as backends have it
+    buffers = tuple(Buffer(n[8:], max(series[n])) for n in reserved if max(series[n]))
     launch = replace(launches[high], path="", buffers=buffers)
     return LaunchTable(low, high, launch, changing)
-
-
-def _in_order(names: Iterable[str]) -> list[str]:
-    """Return the names of buffers, a workspace first as backends have them."""
-    return sorted((n for n in names if n.startswith("buffers.")), reverse=True)
 
 
 def _firsts(low: int, high: int, block: int) -> Iterable[int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from tritongemm.core.errors import InputError, NewerFileError
+from tritongemm.core.record import Record
 from tritongemm.core.target import Target
 from tritongemm.export.library.code_object import OBJECTS, SUFFIXES, CodeObject, opened, sealed
 from tritongemm.export.library.entry import HelperKey, LibraryEntry, LibraryHelper, LibraryKernel
@@ -298,10 +299,10 @@ def _why_missing(code: CodeObject, members: Members) -> str:
     return f"its code object {code.member} {fault}"
 
 
-def _name_of(data: object, number: int) -> str:
+def _name_of(data: Any, number: int) -> str:
     """Return the name of a damaged entry, where its record can still be read."""
     try:
-        return LibraryEntry.from_record(data).name
+        return LibraryEntry(Record.from_json(data["record"])).name
     except _DAMAGED:
         return f"entry {number}"
 

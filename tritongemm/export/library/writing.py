@@ -11,18 +11,10 @@ from pathlib import Path
 from tritongemm.core.errors import OutputError
 from tritongemm.core.record import Record
 from tritongemm.core.target import Target
-from tritongemm.export.library import building
+from tritongemm.export.library import building, storage
 from tritongemm.export.library.building import Built
 from tritongemm.export.library.code_object import OBJECTS, CodeObject
 from tritongemm.export.library.entry import EntryKey, HelperKey, LibraryEntry, LibraryHelper
-from tritongemm.export.library.storage import (
-    ARCHIVE_SUFFIX,
-    MANIFEST,
-    KernelLibrary,
-    is_archive,
-    is_manifest,
-    manifest_text,
-)
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.system import files, locks
 
@@ -49,7 +41,7 @@ class Contents:
     def manifest(self) -> str:
         """Return the text of the library's manifest."""
         helpers = [self.helpers[key] for key in sorted(self.helpers)]
-        return manifest_text(self.listed(), helpers, [self.targets[name] for name in sorted(self.targets)])
+        return storage.manifest_text(self.listed(), helpers, [self.targets[name] for name in sorted(self.targets)])
 
     def listed(self) -> list[LibraryEntry]:
         """Return the entries in the order of their names, so that equal contents make equal files."""
@@ -66,21 +58,21 @@ def held(path: Path) -> Iterator[None]:
 
 def _check_place(path: Path) -> None:
     """Refuse to replace anything but a library, or an unfinished one."""
-    if path.suffix == ARCHIVE_SUFFIX:
-        files.check_place(path, lambda start: not start or is_archive(start), "an archive", ADVICE)
+    if path.suffix == storage.ARCHIVE_SUFFIX:
+        files.check_place(path, lambda start: not start or storage.is_archive(start), "an archive", ADVICE)
         return
     if path.exists() and not path.is_dir():
         raise OutputError(
-            f"{path} is a file, and a library is a folder, or its name ends in {ARCHIVE_SUFFIX}; {ADVICE}"
+            f"{path} is a file, and a library is a folder, or its name ends in {storage.ARCHIVE_SUFFIX}; {ADVICE}"
         )
     try:
         names = {one.name for one in path.iterdir()} if path.is_dir() else set()
-        strange = MANIFEST not in names and any(name != OBJECTS and not name.startswith(".") for name in names)
+        strange = storage.MANIFEST not in names and any(name != OBJECTS and not name.startswith(".") for name in names)
     except OSError as error:
         raise OutputError(f"{path} can't be read: {error.strerror}; {ADVICE}") from error
     if strange:
         raise OutputError(f"{path} is a folder of something else than a library; {ADVICE}")
-    files.check_place(path / MANIFEST, is_manifest, "a manifest of a library", ADVICE)
+    files.check_place(path / storage.MANIFEST, storage.is_manifest, "a manifest of a library", ADVICE)
 
 
 def write(path: Path, contents: Contents) -> None:
@@ -90,13 +82,13 @@ def write(path: Path, contents: Contents) -> None:
     """
     manifest, codes = contents.manifest(), contents.codes
     wanted = {one.member: codes[one.sha256] for one in contents.objects if one.sha256 in codes}
-    if path.suffix == ARCHIVE_SUFFIX:
+    if path.suffix == storage.ARCHIVE_SUFFIX:
         files.atomic_write(path, _archived(manifest, wanted), ADVICE)
         return
     for name, read in wanted.items():
         if not _is_there(path / name, code := read()):
             files.atomic_write(path / name, code, ADVICE)
-    files.atomic_write(path / MANIFEST, manifest, ADVICE)
+    files.atomic_write(path / storage.MANIFEST, manifest, ADVICE)
     for folder in (path, path / OBJECTS):
         files.sweep(folder)
 
@@ -111,7 +103,9 @@ def _is_there(path: Path, code: bytes) -> bool:
 def _archived(manifest: str, members: Mapping[str, Callable[[], bytes]]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(zipfile.ZipInfo(MANIFEST), manifest)  # dated 1980, so that equal contents are equal bytes
+        archive.writestr(
+            zipfile.ZipInfo(storage.MANIFEST), manifest
+        )  # dated 1980, so that equal contents are equal bytes
         for name in sorted(members):
             archive.writestr(zipfile.ZipInfo(name), members[name]())
     return out.getvalue()
@@ -130,7 +124,7 @@ def merge(contents: Contents, entries: Sequence[LibraryEntry], codes: Mapping[st
     return conflicts
 
 
-def readers(library: KernelLibrary, faults: Container[str]) -> dict[str, Callable[[], bytes]]:
+def readers(library: storage.KernelLibrary, faults: Container[str]) -> dict[str, Callable[[], bytes]]:
     """Return what reads each code object of a complete library, by its hash."""
     kernels = [(entry.name, entry.kernel) for entry in library.entries if entry.kernel is not None]
     named = [*kernels, *((helper.name, helper) for helper in library.helpers.values())]
@@ -197,6 +191,6 @@ def publish(records: Sequence[Record], output: Path, here: Machine) -> Published
 
 def withdraw(output: Path) -> None:
     """Remove a library's manifest, so that it is no longer served; code objects stay for processes that serve them."""
-    if (output / MANIFEST).exists():
+    if (output / storage.MANIFEST).exists():
         with held(output):
-            (output / MANIFEST).unlink(missing_ok=True)
+            (output / storage.MANIFEST).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.measure.server.client import Client
@@ -30,12 +30,8 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
     By itself asyncio cancels the coroutine, which is lost where what it waits for ends at that moment.
     """
-    with handled(_interrupt):
+    with handled(signal.default_int_handler):
         return asyncio.run(work)
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 class Server:
@@ -85,7 +81,7 @@ class Server:
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._family |= _below(self._pid)
+        self._family |= _below(self._process.pid if self._process else 0)
         return time.monotonic() - begin
 
     def require_running(self, when: str, grace_s: float = 0.0) -> None:
@@ -128,10 +124,6 @@ class Server:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
             return [printable(line) for line in log.read().decode(errors="replace").splitlines()[-count:]]
         return []
-
-    @property
-    def _pid(self) -> int:
-        return self._process.pid if self._process else 0
 
 
 def _running() -> dict[tuple[int, int], int]:

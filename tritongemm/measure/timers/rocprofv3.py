@@ -85,12 +85,7 @@ def _watch(command: Sequence[str], output: Path, job: ExternalRaceJob) -> None:
     key = job.problem.key
     try:
         done = subprocess.run(
-            traced,
-            cwd=output.parent,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=job.timeout_s,
+            traced, cwd=output.parent, capture_output=True, encoding="utf-8", errors="replace", timeout=job.timeout_s
         )
     except subprocess.TimeoutExpired:
         raise TraceError(f"{TOOL}: {key} took more than {job.timeout_s:g} s") from None

@@ -48,10 +48,7 @@ def draw_ratios(data: ReportData) -> Figure:
         "colorscale": [[0, LIBRARY], [0.5, "#b4bac1"], [1, OURS]],
         "colorbar": {"title": {"text": "ratio"}, "tickvals": ticks, "ticktext": [f"{2**t:.2f}" for t in ticks]},
     }
-    layout = {
-        "xaxis": axis("M", type="category", showgrid=False),
-        "yaxis": names_axis(showgrid=False),
-    }
+    layout = {"xaxis": axis("M", type="category", showgrid=False), "yaxis": names_axis(showgrid=False)}
     caption = "The library's time over that of our best candidate: blue where ours is faster, orange where the library "
     caption += "is, and serves. Empty where nothing was raced; a range has the ratio at its largest M."
     if _ALL in products:

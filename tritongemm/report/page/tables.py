@@ -107,7 +107,8 @@ def tabulate_environment(data: ReportData) -> HtmlTable:
     facts: dict[tuple[str, str], None] = {}
     for record in data.records:
         facts["device", device_of(record).label] = None
-        facts["architecture", _with_units(record.target, record.compute_units)] = None
+        units = f", {record.compute_units} compute units" if record.compute_units else ""
+        facts["architecture", record.target + units] = None
         facts.update(dict.fromkeys((k, v) for k, v in record.toolchain.items() if k != "device"))
         facts["clock", record.timer] = None
         facts["operands", "cold: not in the last-level cache" if record.cold else "warm"] = None
@@ -120,10 +121,6 @@ def tabulate_environment(data: ReportData) -> HtmlTable:
     facts.update(dict.fromkeys(("read", source) for source in data.sources))
     rows = tuple((_word(name), _word(value)) for name, value in facts)
     return HtmlTable("environment", "Environment", "", ("what", "value"), rows)
-
-
-def _with_units(target: str, compute_units: int) -> str:
-    return f"{target}, {compute_units} compute units" if compute_units else target
 
 
 def _word(text: str) -> Cell:

@@ -22,11 +22,7 @@ class GraphReplays:
     def install(self) -> None:
         """Replace the methods of graphs by those that count replays."""
         graphs = torch.cuda.CUDAGraph
-        for name, watch in (
-            ("capture_begin", self._begin),
-            ("capture_end", self._end),
-            ("replay", self._replay),
-        ):
+        for name, watch in (("capture_begin", self._begin), ("capture_end", self._end), ("replay", self._replay)):
             self._originals[name] = getattr(graphs, name)
             setattr(graphs, name, _followed(self._originals[name], watch))
 

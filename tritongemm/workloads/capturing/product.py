@@ -132,17 +132,13 @@ def _of_sum(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
     """Return the product of `addmm` and `baddbmm`: beta * a summand + alpha * A @ B."""
     summand, a, b = args[:3]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    is_bias = summand.shape[-1:] == b.shape[-1:] and _is_one_row(summand)
-    if beta == 1 and alpha == 1 and is_bias:
+    is_one_row = summand.dim() < 2 or summand.shape[-2] == 1 or summand.stride(-2) == 0
+    if beta == 1 and alpha == 1 and summand.shape[-1:] == b.shape[-1:] and is_one_row:
         return of_matrices(operation, a, b, bias="n")
     what = "a matrix" if beta else ""
     factors = "" if beta in (0, 1) and alpha == 1 else "factors"
     added = " and ".join(filter(None, (what, factors)))
     return of_matrices(f"{operation} with {added}" if added else operation, a, b)
-
-
-def _is_one_row(summand: Tensor) -> bool:
-    return bool(summand.dim() == 1 or summand.shape[-2] == 1 or summand.stride(-2) == 0)
 
 
 def _of_vector(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -207,11 +203,6 @@ def _grouped_left_out(operation: str, a: Tensor, b: Tensor) -> Product:
     return of_nothing(operation, f"grouped products of {tuple(a.shape)} and {tuple(b.shape)} {_name(a.dtype)}")
 
 
-def _of_group_recipe(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """Return the product of `_scaled_grouped_mm_v2`, with scale factors that a recipe describes."""
-    return _grouped_left_out(operation, args[0], args[1])
-
-
 BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None]] = {
     "mm": _of_two,
     "bmm": _of_two,
@@ -225,17 +216,12 @@ BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None
     "vdot": _of_vector,
     "_grouped_mm": _of_groups,
     "_scaled_grouped_mm": _of_scaled_groups,
-    "_scaled_grouped_mm_v2": _of_group_recipe,
+    "_scaled_grouped_mm_v2": lambda operation, args, kwargs: _grouped_left_out(operation, *args[:2]),
 }
 
 
 def of_matrices(
-    operation: str,
-    a: Tensor,
-    b: Tensor,
-    out: torch.dtype | None = None,
-    bias: str = "none",
-    has_factors: bool = False,
+    operation: str, a: Tensor, b: Tensor, out: torch.dtype | None = None, bias: str = "none", has_factors: bool = False
 ) -> Product | None:
     """Return the product A [..., M, K] @ B [..., K, N]; None where one is empty. With factors, bytes hold two fp4."""
     if not a.numel() or not b.numel():

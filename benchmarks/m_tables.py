@@ -4,12 +4,14 @@
 
 Tables are made with an empty cache. Then M that they have not measured, spread evenly over the powers of two, are each
 tuned as a size of its own. Last, in one race at each of these M: what the table serves, what its own tuning found, and
-PyTorch. All is bf16, x[M, K] @ w[N, K].T. A run that was stopped goes on where it was if it has the same --folder.
+PyTorch. All is bf16, x[M, K] @ w[N, K].T. A run that was stopped goes on where it was if it has the same --folder,
+where races.jsonl has all times: of the row's kernel too where the table lets PyTorch serve.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -49,7 +51,8 @@ def tune(folder: Path, name: str, problems: list[Problem], *options: str) -> tup
     command = [sys.executable, "-m", "tritongemm.tune", "-col_b", "-dtype_a", "bf16", "-o", f"{name}.yaml", *options]
     command += ["--gemm_size_file", f"{name}_sizes.yaml"]
     started = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITONGEMM_CACHE": str(folder / "cache")}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "TRITONGEMM_CACHE": str(folder / "cache")}
     with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=subprocess.STDOUT)
     seconds = time.perf_counter() - started
@@ -113,6 +116,9 @@ def main() -> None:
                 print(f"{problem.key:<28} {mine}")
                 continue
             times = race(gpu, pool, problem, [r.config for r in (mine, own)])
+            with (folder / "races.jsonl").open("a", encoding="utf-8") as out:
+                served_by, best = ([r.config.name, library_serves(r)] for r in (mine, own))
+                print(json.dumps({"size": problem.key, "row": served_by, "own": best, "seconds": times}), file=out)
             seconds = [times[BASELINE_ENTRY if library_serves(r) else r.config.name] for r in (mine, own)]
             regrets.append(seconds[0] / seconds[1] - 1)
             shares.append(times[BASELINE_ENTRY] / seconds[0])

@@ -5,6 +5,7 @@ A benchmark imports it before anything of tritongemm, so that it runs from any f
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from tritongemm.measure.operand_sets import OperandSets
 
 CANDIDATE_LIMIT_S = 60.0  # Seconds that the process of `open_gpu` waits for one candidate.
+
+
+def command_environment(**more: str) -> dict[str, str]:
+    """The environment of a command that imports this checkout, and what PYTHONPATH has already."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def make_operands(problem: Problem, here: Machine, stream: int) -> OperandSets:

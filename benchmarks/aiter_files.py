@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
-from _common import ROOT
+from _common import command_environment
 
 _Rows = list[tuple[object, ...]]
 _LADDER = (1, 16, 32, 64, 128, 256, 1024, 4096)
@@ -133,7 +133,7 @@ def tune_file(path: Path, model: str, family: str, more: list[str]) -> TunedFile
     """Tune a file as a user does."""
     tuned = path.with_name(file_name(family, "tuned"))
     cache = os.environ.get("TRITONGEMM_CACHE") or str(path.parent / "cache")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITONGEMM_CACHE": cache}
+    environment = command_environment(TRITONGEMM_CACHE=cache)
     words = ["--gemm_size_file", str(path), "-o", str(tuned), *more]
     started = time.perf_counter()
     done = subprocess.run(

@@ -12,7 +12,6 @@ it, in turns. What was measured is what all steps save, over the time of PyTorch
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -52,7 +51,7 @@ def make_campaign(folder: Path, steps: Sequence[Callable[[], torch.Tensor]], opt
             step()
     torch.cuda.empty_cache()
     command = [sys.executable, "-m", "tritongemm", "optimize", str(log), "-o", str(folder / "tunings"), *options]
-    environment = {**os.environ, "PYTHONPATH": str(_common.ROOT)}
+    environment = _common.command_environment()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout, flush=True)
     done.check_returncode()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _common import ROOT
+from _common import command_environment
 
 from tritongemm.build import prepare
 from tritongemm.core.artifact import CompileJob
@@ -144,7 +144,7 @@ def main() -> None:
 
 def _run(words: list[str], folder: Path, cache: str) -> float:
     """The seconds that a process takes, whose last lines are printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITONGEMM_CACHE": str(folder / cache)}
+    environment = command_environment(TRITONGEMM_CACHE=str(folder / cache))
     started = time.perf_counter()
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, encoding="utf-8")
     seconds = time.perf_counter() - started

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
-from _common import ROOT, open_gpu
+from _common import command_environment, open_gpu
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -51,8 +50,7 @@ def tune(folder: Path, name: str, problems: list[Problem], *options: str) -> tup
     command = [sys.executable, "-m", "tritongemm.tune", "-col_b", "-dtype_a", "bf16", "-o", f"{name}.yaml", *options]
     command += ["--gemm_size_file", f"{name}_sizes.yaml"]
     started = time.perf_counter()
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "TRITONGEMM_CACHE": str(folder / "cache")}
+    environment = command_environment(TRITONGEMM_CACHE=str(folder / "cache"))
     with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=log, stderr=subprocess.STDOUT)
     seconds = time.perf_counter() - started

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import tempfile
 from itertools import islice, product
 from pathlib import Path
 
-from _common import ROOT
+from _common import command_environment
 
 from tritongemm.codegen.render import module_name
 from tritongemm.core.config import Config
@@ -99,7 +98,7 @@ def make_trial(problem: Problem, config: Config, factor: float) -> Trial:
 
 def cpu_seconds(folder: Path, *command: str) -> tuple[float, str]:
     """The CPU seconds that a Python command takes in a folder, and what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITONGEMM_CACHE": str(folder / "cache")}
+    environment = command_environment(TRITONGEMM_CACHE=str(folder / "cache"))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, *command], check=True, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True

@@ -19,7 +19,6 @@ against PyTorch's bf16 products, which are timed alone, as the quantisation is.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from _common import ROOT, gpu_seconds, read_numbers
+from _common import command_environment, gpu_seconds, read_numbers
 from _served_models import FP8, make_model, names, restore, serve_all, to_fp8
 from _served_prediction import predict_saved
 
@@ -102,7 +101,7 @@ def tune(folder: Path, steps: Sequence[Callable[[], torch.Tensor]], options: Seq
     command = [sys.executable, "-m", "tritongemm.tune", "--workload", str(folder / "shapes.yaml"), "-o", str(results)]
     command += options
     started = time.perf_counter()
-    subprocess.run(command, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(command, check=True, cwd=folder, env=command_environment())
     return results, time.perf_counter() - started
 
 

@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from _common import ROOT, open_gpu
+from _common import command_environment, open_gpu
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -63,7 +63,7 @@ def stages(folder: Path, here: machine.Machine) -> dict[str, float]:
 
 def run(folder: Path, *arguments: str) -> float:
     """The seconds that one tuning command takes."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITONGEMM_CACHE": str(folder / "cache")}
+    environment = command_environment(TRITONGEMM_CACHE=str(folder / "cache"))
     started = time.perf_counter()
     command = [sys.executable, "-m", "tritongemm.tune", *arguments]
     subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)

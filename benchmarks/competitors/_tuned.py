@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from _common import ROOT
+from _common import command_environment
 
 from competitors import Refused
 from tritongemm.build.cache import ArtifactCache
@@ -157,8 +156,7 @@ def _tune(problems: Sequence[Problem], output: Path, folder: Path, strategy: str
     listed.write_text(sizes_text(problems))
     command = [sys.executable, "-m", "tritongemm.tune", "--gemm-size-file", str(listed), "-o", str(output)]
     command += ["--gpu-ids", str(device)] + (["--strategy", strategy] if strategy else [])
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    environment = {**os.environ, "PYTHONPATH": path, "TRITONGEMM_CACHE": str(folder / "cache")}
+    environment = command_environment(TRITONGEMM_CACHE=str(folder / "cache"))
     started = time.perf_counter()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     seconds = time.perf_counter() - started

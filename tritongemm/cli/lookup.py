@@ -14,6 +14,7 @@ from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
 from tritongemm.operations.served_problems import describe_calls, is_served, other_layouts
 from tritongemm.operations.torch_limits import serves_other_m
+from tritongemm.plugins.validity import check_order
 from tritongemm.serving import shipped_tables, source_row, stated_orders
 from tritongemm.serving.loaded_tables import merge, read_table
 from tritongemm.serving.record_table import RecordTable
@@ -140,7 +141,7 @@ def _describe(kind: str, row: SourceRow, problem: Problem, device: Target, table
     yield f"time      {record.seconds * 1e6:.2f} us at M {record.problem.m}{share}"
     if record.order:
         known = stated_orders.order_of(table.near_rows(problem, device.name, device.compute_units))
-        fault = known if isinstance(known, Support) else stated_orders.check(record, device)
+        fault = known if isinstance(known, Support) else check_order(record, device)
         why = "that of all M of the product" if fault else f"but does not serve where rows must be invariant: {fault}"
         yield f"order     {record.order}, {why}"
     if record.library_fault:

@@ -21,6 +21,7 @@ from tritongemm.core.trial import Trial
 from tritongemm.numerics import shared_rows
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, LibraryBackend, SearchedBackend
+from tritongemm.plugins.validity import check_order
 
 # Of narrow products tiles of few rows leave compute units idle unless K is split: on an H200 that cost a fifth at N
 # 1280 and M 16, and at N 2560 it gained nothing. At more rows one program adds up the runs of all splits.
@@ -51,11 +52,11 @@ class Invariance:
         """Have a product add up in one of its orders alone."""
         self.orders[product] = (order,)
 
-    def note(self, records: Iterable[Record]) -> None:
+    def note(self, records: Iterable[Record], target: Target) -> None:
         """Note the orders and the bits of a run's stored results.
 
         Raises:
-            InputError: a result is of another order than this run's.
+            InputError: a result is of another order than this run's, or states one that its kernel does not have.
         """
         for record in records:
             product = record.problem.at(1)
@@ -64,6 +65,8 @@ class Invariance:
                 found = f"adds up in the order {record.order}" if record.order else "states no order"
                 others = " or ".join(wanted)
                 raise InputError(f"the result of {record.problem.key} {found}, not {others}: name another file with -o")
+            if not (stated := check_order(record, target)):
+                raise InputError(f"the result of {record.problem.key}: {stated}; delete its row, or name another file")
             self.decide(product, wanted[record.order])
             self._bits.setdefault(product, record.row_bits)
 

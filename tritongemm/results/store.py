@@ -245,6 +245,12 @@ class Store:
         with self._guard:
             return [record for rows in self._held().values() for record in rows]
 
+    def beside(self, problems: Collection[Problem]) -> list[Record]:
+        """Return the results of this run's device at other problems, which stay in the file."""
+        with self._guard:
+            others = [rows for problem, rows in self._held().items() if problem not in problems]
+        return [rows[place] for rows in others if (place := self._place(rows)) < len(rows)]
+
     def merge(self, order: Sequence[Problem] = ()) -> None:
         """Replace the results file: earlier rows keep their place, new ones follow in the order given."""
         with self._guard:  # held to the end: a record that comes now must not be marked as merged

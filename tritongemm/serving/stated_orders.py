@@ -1,12 +1,8 @@
-"""Whether rows state the orders in which their kernels add up, one for each product."""
+"""Whether rows state one order of additions for each product."""
 
 from collections.abc import Sequence
 
-from tritongemm.core.record import Record
-from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.core.target import Target
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, LibraryBackend
+from tritongemm.core.support import Support
 from tritongemm.serving.source_row import SourceRow
 
 
@@ -21,14 +17,3 @@ def order_of(rows: Sequence[SourceRow]) -> str | Support:
         product = rows[0].record.problem.at(1).product
         return Support(f"{product} has rows of several orders of additions, so none serves: {listed}")
     return next((row.record.order for row in first.values()), "")
-
-
-def check(record: Record, target: Target) -> Support:
-    """Return whether a row's kernel adds up in the order that it states; of a library's algorithm only bits show it."""
-    backend = registry.get(Backend, record.config.backend)
-    order = backend.reduction_order(record.config, record.problem, target)
-    if isinstance(order, Support):
-        return order
-    if isinstance(backend, LibraryBackend) or str(order) == record.order:
-        return SUPPORTED
-    return Support(f"it states the order {record.order}, and its kernel adds up in the order {order}")

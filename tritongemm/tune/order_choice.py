@@ -47,7 +47,8 @@ def choose(
     """
     invariance = run.options.invariance
     assert invariance is not None
-    invariance.note(filter(None, map(run.store.record, problems)))
+    beside = (r for r in run.store.beside(frozenset(problems)) if r.problem.at(1) in invariance.orders)
+    invariance.note(filter(None, (*map(run.store.record, problems), *beside)), run.evaluators[0].target)
     limit = run.options.seconds * _SHARE_OF_TIME
     if races and (limit == 0 or limit >= _LEAST_S):
         _choose_by_races(run, invariance, problems, open_store, rows)

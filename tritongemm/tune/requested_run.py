@@ -103,10 +103,10 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         problems = requested_rows.list_searched(spans) if spans else list(dict.fromkeys(row.problem for row in rows))
         order = requested_rows.list_measured(spans) if spans else problems
         joined = join_rows(rows) if spans and request.sizes.join else []
-        plan = _in_one_order(plan, request, order, joined, machine.target)
         if plan.stop == "compile" or not (machine.devices or plan.stop):
             watcher.compilers = tools.pool.jobs
         store = stack.enter_context(session.open_store(request, machine, protocol, plan, output, order))
+        plan = _in_one_order(plan, request, order, store, joined, machine.target)
         stack.enter_context(holding_module_folder(plan.folder, output))
         tuned = [p for p in problems if store.record(p) is None]
         if len(tuned) < len(problems):
@@ -139,11 +139,17 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
 
 
 def _in_one_order(
-    plan: TuningOptions, request: TuneRequest, problems: Sequence[Problem], joined: Sequence[JoinedRow], target: Target
+    plan: TuningOptions,
+    request: TuneRequest,
+    problems: Sequence[Problem],
+    store: Store,
+    joined: Sequence[JoinedRow],
+    target: Target,
 ) -> TuningOptions:
     """Return the options of a run, where rows shall be invariant with the orders that each product may have.
 
-    Layers that may be computed as one product have only the first order, which that product has too.
+    Layers that may be computed as one product have only the first order, which that product has too. M of results that
+    are stored already count as well: a product may have got its order by them.
     """
     if not request.invariant:
         return plan
@@ -153,7 +159,9 @@ def _in_one_order(
     if searched is None:
         raise InputError("--invariant: only generated kernels state their order; let --libtype name triton")
     libraries = request.invariant in LIBRARY
-    orders = possible_orders(problems, target, searched, plan.limits, request.invariant_runs)
+    products = {problem.at(1) for problem in problems}
+    stored = (r.problem for r in store.beside(frozenset(problems)) if r.problem.at(1) in products)
+    orders = possible_orders([*problems, *stored], target, searched, plan.limits, request.invariant_runs)
     parts = {part.at(1) for one in joined for part in one.parts}
     orders |= {product: those[:1] for product, those in orders.items() if product in parts}
     return replace(plan, invariance=Invariance(orders, libraries))

@@ -14,7 +14,7 @@ from tritongemm.core.support import Support
 from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.plugins.contracts import Evaluator, Watcher
-from tritongemm.plugins.validity import check_config
+from tritongemm.plugins.validity import check_config, check_order
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 
 
@@ -48,6 +48,8 @@ def compile_rows(
 def _job(row: FormatRow, config: Config, target: Target) -> CompileJob | Artifact:
     """Return the compile job of a row, or an artifact where there is nothing to compile or the row is refused."""
     possible = check_config(config, row.problem, target, row.target)
+    if possible and row.record:
+        possible = check_order(row.record, target)
     if not possible:
         return Artifact(config, "", status="refused", reason=possible.reason)
     if not brings_kernels(config):

@@ -131,6 +131,7 @@ def test_the_configs_of_both_products_race_at_each(backend: str, tmp_path: Path)
 
 NARROW = Problem(1, 1280, 8192, *matrices("bf16", layout="TN"))
 ORDERS = tuple(ReductionOrder(8192, run) for run in (8192, 4096, 2048))
+HERE = [SimpleNamespace(target=TARGET)]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +167,8 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
     other = Problem(1, 4096, 4096, *matrices("bf16", layout="TN"))
     invariance = Invariance({NARROW: ORDERS, other: ORDERS[:1]})
     options, watcher = TuningOptions(tmp_path, invariance=invariance), SimpleNamespace(say=print)
-    store = SimpleNamespace(record=lambda _: None)
-    run: Any = SimpleNamespace(options=options, evaluators=[], pool=None, watcher=watcher, store=store)
+    store = SimpleNamespace(record=lambda _: None, beside=lambda _: [])
+    run: Any = SimpleNamespace(options=options, evaluators=HERE, pool=None, watcher=watcher, store=store)
     every = [NARROW.at(m) for m in (1, 16, 64, 1024, 4096)] + [other]
     order_choice.choose(run, every, take)
     assert str(invariance.order(NARROW.at(777))) == chosen
@@ -193,8 +194,8 @@ def test_a_run_without_time_for_races_says_what_it_did_not_compare(
 ) -> None:
     invariance = Invariance({NARROW: ORDERS})
     options = TuningOptions(tmp_path, seconds=79, invariance=invariance)
-    store, watcher = SimpleNamespace(record=lambda _: None), SimpleNamespace(say=print)
-    run: Any = SimpleNamespace(options=options, watcher=watcher, store=store)
+    store, watcher = SimpleNamespace(record=lambda _: None, beside=lambda _: []), SimpleNamespace(say=print)
+    run: Any = SimpleNamespace(options=options, evaluators=HERE, watcher=watcher, store=store)
     order_choice.choose(run, [NARROW], take)
     said = capsys.readouterr().out
     assert "order 1x8192, not compared with 2x4096, 4x2048, which takes a --budget of 80s" in said

@@ -27,7 +27,7 @@ from tritongemm.export.library.writing import Contents
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, KernelBackend, LibraryBackend
-from tritongemm.plugins.validity import check_config
+from tritongemm.plugins.validity import check_config, check_order
 from tritongemm.system import settings
 
 HOLDS = "holds"
@@ -100,7 +100,7 @@ def _begin(claim: Claim, here: Machine, pool: BuildPool) -> Checked | tuple[Comp
     if isinstance(backend, LibraryBackend):
         return _compare_versions(claim, record.winner)
     target = target_of(record, here)
-    possible = check_config(record.config, record.problem, target, record.target)
+    possible = check_config(record.config, record.problem, target, record.target) and check_order(record, target)
     job = prepare.compile_job(record.problem, record.config, target) if possible else possible
     if isinstance(job, Support):
         return Checked(claim, FAILS, job.reason)

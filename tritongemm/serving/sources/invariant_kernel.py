@@ -21,6 +21,7 @@ from tritongemm.core.target import Target
 from tritongemm.numerics import shared_rows
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend, KernelSource
+from tritongemm.plugins.validity import check_order
 from tritongemm.serving import stated_orders
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.system import settings
@@ -78,7 +79,7 @@ def _check(record: Record, kernel: LoadedKernel, problem: Problem, device: Devic
     if torch.cuda.is_current_stream_capturing():
         return Support("its bits are compared at its first call, and not while a graph is captured")
     order = _order_of(problem, device)
-    found = order if isinstance(order, Support) else stated_orders.check(record, device.target)
+    found = order if isinstance(order, Support) else check_order(record, device.target)
     found = found if isinstance(order, Support) or not found else _check_bits(record, kernel, problem, order, device)
     if not found:
         warnings.warn(f"{problem.key}: its row does not serve: {found}", stacklevel=2)

@@ -233,11 +233,7 @@ class Store:
         with self._guard:
             if problem in self._records:
                 return self._records[problem]
-            rows = self._kept.get(problem, []) if self._identity.resumed else []
-            place = self._place(rows)
-            if rows and not self._identity.compute_units:
-                place = min(place, len(rows) - 1)  # a run without a device's size takes any
-            row = rows[place] if place < len(rows) else None
+            row = self._own(self._kept.get(problem, []) if self._identity.resumed else [])
         return row if row and row.toolchain == self._identity.toolchain else None
 
     def records(self) -> list[Record]:
@@ -248,8 +244,8 @@ class Store:
     def beside(self, problems: Collection[Problem]) -> list[Record]:
         """Return the results of this run's device at other problems, which stay in the file."""
         with self._guard:
-            others = [rows for problem, rows in self._held().items() if problem not in problems]
-        return [rows[place] for rows in others if (place := self._place(rows)) < len(rows)]
+            others = [self._own(rows) for problem, rows in self._held().items() if problem not in problems]
+        return [record for record in others if record is not None]
 
     def merge(self, order: Sequence[Problem] = ()) -> None:
         """Replace the results file: earlier rows keep their place, new ones follow in the order given."""
@@ -288,6 +284,13 @@ class Store:
             what = f"{self.path} was edited while this run held it, and can't be read: {error}"
             warnings.warn(f"{what}; the edited text is kept in {kept}", DamagedFileWarning, stacklevel=3)
         self._seen = text
+
+    def _own(self, rows: Sequence[Record]) -> Record | None:
+        """Return this run's result among a problem's rows; a run without a device's size takes any."""
+        place = self._place(rows)
+        if rows and not self._identity.compute_units:
+            place = min(place, len(rows) - 1)
+        return rows[place] if place < len(rows) else None
 
     def _place(self, rows: Sequence[Record]) -> int:
         """Return the place of this run's result among a problem's rows, which may be of devices of several sizes."""

@@ -282,6 +282,7 @@ def test_rows_of_devices_of_several_sizes_are_kept(path: Path) -> None:
     path.write_text(results_format().write([record(TWO), large, small]))
     with take(path) as store:
         assert store.record(ONE) == small and store.records() == [record(TWO), large, small]
+        assert store.beside({TWO}) == [small]
         store.add_record(record(THREE))
         store.merge()
     assert rows(path) == [record(TWO), large, small, record(THREE)]

@@ -68,14 +68,16 @@ def test_another_code_object_or_launch_has_moved(pool: BuildPool, entry: Library
         Claim(replace(SIZE, timer="model")),
         Claim(entry.record, kernel, "its code object is damaged"),
         Claim(replace(SIZE, config=replace(SIZE.config, block_m=24))),
+        Claim(replace(SIZE, order="2x32")),
     ]
     found = states(pool, *claims)
     assert [state for state, _ in found] == [
-        *("moved", "moved", "moved", "moved", "unknown", "unknown", "damaged", "fails")
+        *("moved", "moved", "moved", "moved", "unknown", "unknown", "damaged", "fails", "fails")
     ]
     assert found[0][1] == f"triton 3.7.0 → {settings.version('triton')}"
     assert "the kernel's text" in found[1][1] and "launched otherwise" in found[3][1]
     assert "was not recorded" in found[4][1] and "power of two" in found[7][1]
+    assert found[8][1].startswith("it states the order 2x32, and its kernel adds up in the order ")
 
 
 def test_nothing_is_compiled_for_what_can_not_have_moved(

@@ -12,20 +12,15 @@ import pytest
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Buffer, Capsys, CompileJob, Config, Launch, Patch, Target, each, registry
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import manifest, param_layout
 from tritongemm.cli import launch_plan
-from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import toolchain
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import BuildInputs, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
@@ -350,9 +345,7 @@ def plan(folder: Path, *options: str) -> int:
     return launch_plan.main([*size, "-o", str(folder), "--num_threads", "1", "--backend", "asm", *options])
 
 
-def test_plan_of_an_assembly_kernel(
-    kernels: dict[str, OwnKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_of_an_assembly_kernel(kernels: dict[str, OwnKernel], tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     code, launch, path = kernels["gfx942"]
     assert plan(tmp_path, "--manifest", str(path)) == 0
@@ -364,7 +357,7 @@ def test_plan_of_an_assembly_kernel(
 
 
 def test_plan_says_why_no_kernel_fits(
-    kernels: dict[str, OwnKernel], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, OwnKernel], tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "-dtype_a", "bf16") == 2

@@ -7,9 +7,8 @@ import pytest
 
 from tests.cpu.backends.test_asm import BF16, PLAIN, write
 from tests.support import DATA
-from tests.support.tables import each
+from tests.support.nouns import InputError, Patch, each
 from tritongemm.backends.asm import manifest, param_layout
-from tritongemm.core.errors import InputError
 from tritongemm.system import reading
 
 FIELD = DATA / "aiter/hsa"
@@ -71,7 +70,7 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path)
         manifest.read(path)
 
 
-def test_pipes_and_devices_are_no_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_and_devices_are_no_manifests(tmp_path: Path, monkeypatch: Patch) -> None:
     """Nothing waits for a writer, and nothing is read without end."""
     monkeypatch.setattr(reading, "WRITER_SECONDS", 0.1)
     os.mkfifo(tmp_path / "pipe.csv")

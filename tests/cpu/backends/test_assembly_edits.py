@@ -9,19 +9,13 @@ import pytest
 from triton.backends.compiler import GPUTarget
 
 from tests.support import raising
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, each, loader, matrices, registry
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
 from tritongemm.codegen.template_facts import exchanges_sums
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader
 
 SM90 = loader.load_target("sm90")
 # Tiles are narrow: the compiler takes twice as long for one of 128 columns, and the marks are the same.
@@ -281,7 +275,7 @@ def test_a_high_tile_is_multiplied_in_halves() -> None:
     assert len(inside) == 2 and not any("bar.sync" in b for b in inside), "in each group of warps a block's lower half"
 
 
-def test_unknown_assembly_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_assembly_is_left_as_it_is(monkeypatch: Patch) -> None:
     monkeypatch.setattr(assembly_edits, "edit", raising(UnknownAssemblyError("a new version")))
     problem = Problem(1000, 776, 1032, *matrices("bf16", layout="TN"))
     config = Config("ws_tma", 64, 32, 32, num_warps=4, num_stages=3, options=(("pair", 1),))
@@ -327,7 +321,7 @@ def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
     ],
 )
 def test_the_newest_assembler_of_the_same_major_version_is_used(
-    own: str, other: str, used: str, monkeypatch: pytest.MonkeyPatch
+    own: str, other: str, used: str, monkeypatch: Patch
 ) -> None:
     import triton
     from triton.backends.nvidia import compiler

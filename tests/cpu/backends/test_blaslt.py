@@ -13,22 +13,16 @@ import pytest
 import torch
 
 from tests.support.fakes.blaslt_library import NEEDS_COMPILER, NO_CAPTURE
+from tests.support.nouns import Backend, Config, Family, Operands, Patch, Problem, Record, Support, matrices, registry
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import served_algorithm
-from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
-from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.support import Support
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.hip_ext.blaslt import variants as blaslt_variants
 from tritongemm.hip_ext.blaslt.matmul import PreparedMatmul
 from tritongemm.hip_ext.blaslt.tables import Matmul, Matrix
 from tritongemm.hip_ext.driver import driver
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family
 
 pytestmark = NEEDS_COMPILER
 
@@ -147,9 +141,7 @@ def test_algorithms_become_configs_that_find_their_way_back(library: blaslt_libr
 
 
 @pytest.mark.parametrize("bias", ["none", "n"])
-def test_an_algorithm_serves_operands_that_move(
-    library: blaslt_library.Library, bias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_algorithm_serves_operands_that_move(library: blaslt_library.Library, bias: str, monkeypatch: Patch) -> None:
     problem = Problem(5, 7, 3, *matrices(*F32, layout="TN"), bias=bias)
     a, b, given, c = operands(problem)
     config = blaslt.list_configs(problem, named(a, b, given, c))[-1]
@@ -284,7 +276,7 @@ def test_scales_for_each_row_and_column(library: blaslt_library.Library) -> None
 
 
 def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(
-    library: blaslt_library.Library, monkeypatch: pytest.MonkeyPatch
+    library: blaslt_library.Library, monkeypatch: Patch
 ) -> None:
     encoding = "fp8e4m3fnuz" if library.table.vendor == "amd" else "fp8e4m3fn"
     problem = registry.get(Family, "a8w8").problem(
@@ -320,7 +312,7 @@ def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations() -> None:
     assert (entire.compute, entire.scale, entire.trans) == ("int32", "int32", "NN")
 
 
-def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: Patch) -> None:
     if driver.find_vendor() is None:
         assert "no CUDA or HIP driver" in registry.available(Backend, "blaslt").reason
     blaslt_library.open_library.cache_clear()

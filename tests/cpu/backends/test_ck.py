@@ -11,20 +11,15 @@ import pytest
 
 from tests.support import emulated, scaled_operands
 from tests.support.covering import pairwise
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Capsys, Config, Family, KernelBackend, Patch, Target, each, registry
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import backend as ck_module
 from tritongemm.backends.ck import instances as ck_instances
 from tritongemm.cli import launch_plan
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.target import Target
 from tritongemm.hip_ext.binaries import elf
 from tritongemm.hip_ext.compilers import hip_compiler
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
@@ -133,7 +128,7 @@ def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: st
     assert ck.candidates(problem, facts) == []
 
 
-def test_what_a_binary_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_binary_depends_on(tmp_path: Path, monkeypatch: Patch) -> None:
     for file in (tmp_path / "include" / "ck/config.h", header := tmp_path / "include" / ck_module._HEADER):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
@@ -266,7 +261,7 @@ def test_the_call_has_sizes_strides_and_splits() -> None:
     assert values | {"M": 5, "N": 64, "K": 4096, "lda": 4096, "ldb": 4096, "ldc": 64, "splits": 4} == values
 
 
-def test_missing_headers_and_compilers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_headers_and_compilers_are_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("CK_DIR", str(tmp_path))
     assert f"CK_DIR names {tmp_path}, which lacks include/{ck_module._HEADER}" in ck.available().reason
     (tmp_path / ck_module._HEADER).parent.mkdir(parents=True)
@@ -283,7 +278,7 @@ def test_missing_headers_and_compilers_are_named(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.skipif(Path("/opt/rocm").is_dir(), reason="ROCm's own compiler is taken first")
-def test_a_clang_without_its_bundler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clang_without_its_bundler_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     for name, says in (("clang++", "clang-offload-bundler"), ("ld.lld", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
         (tmp_path / name).chmod(0o755)
@@ -350,7 +345,7 @@ def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str) -
 
 
 @needs_ck
-def test_a_plan_of_sizes_the_library_refuses_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_sizes_the_library_refuses_says_so(tmp_path: Path, capsys: Capsys) -> None:
     config = SMALL.replace("pipeline1", "pipeline3")
     size = ["-m", "32", "-n", "32", "-k", "128", "-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16", "-col_b"]
     assert launch_plan.main([*size, "-o", str(tmp_path), "--config", config]) == 2

@@ -11,24 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Config, KernelBackend, Patch, Target, each, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.cutlass import backend as cutlass_module
 from tritongemm.backends.cutlass import instances as cutlass_instances
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import Buffer, HostLaunch, Param
 from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.target import Target
 from tritongemm.hip_ext.compilers import toolchain
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.hip_ext.launching.loaded_kernels import HostLaunchedKernel
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
-from tritongemm.search_spaces import loader as target_files
 
 cutlass = registry.get(KernelBackend, "cutlass")
 NO_DEVICE: Any = None  # A call of host code takes no device; the library finds it itself.
@@ -39,7 +34,7 @@ SWAPPED = "cutlass.single__bm16__bn64__bk128__gm1__sk1__w8__s8__cluster_m1__clus
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tools(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """A folder that passes for CUTLASS, and an nvcc that refuses."""
     for name in (cutlass_module._HEADER, "cutlass/version.h"):
         (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +159,7 @@ def test_the_call_names_its_choices() -> None:
     assert room >= tiles * (4 * 128 * 128 + 8)
 
 
-def test_missing_tools_are_named(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_named(tools: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     assert cutlass.available()
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "nowhere"))
     assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass_module._HEADER}" in cutlass.available().reason

@@ -14,18 +14,13 @@ import torch
 from tests.support import raising, scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.fakes.blaslt_library import NO_CAPTURE
+from tests.support.nouns import Groups, Patch, Record, Support, UnavailableError, loader, registry
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.deepgemm import package, served
-from tritongemm.core.errors import UnavailableError
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.support import Support
 from tritongemm.numerics import grouped
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.search_spaces import loader
 from tritongemm.tune import roster
 
 BACKEND = registry.get(LibraryBackend, "deepgemm")
@@ -35,7 +30,7 @@ BLOCKS = ["block, A in groups", "block, A in rows", "block, A padded"]
 
 
 @pytest.fixture
-def deep_gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def deep_gemm(monkeypatch: Patch) -> Iterator[Any]:
     """The package's stand-in, installed until the test ends."""
     module: Any = ModuleType("deep_gemm")
     module.__spec__ = ModuleSpec("deep_gemm", None)
@@ -141,7 +136,7 @@ def test_what_it_lacks_is_refused_with_the_number_that_decides() -> None:
     assert roster.compile_limit_s("deepgemm")  # it compiles for seconds, so it races where it is named
 
 
-def test_a_package_that_is_missing_or_broken_says_why(deep_gemm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_or_broken_says_why(deep_gemm: Any, monkeypatch: Patch) -> None:
     del deep_gemm.fp8_gemm_nt
     assert "built without its kernels" in BACKEND.available().reason
     monkeypatch.setattr(
@@ -165,7 +160,7 @@ def test_what_the_package_refuses_is_none_and_a_lost_device_is_not_hidden(deep_g
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_a_product_is_served_at_any_addresses(deep_gemm: Any, monkeypatch: pytest.MonkeyPatch, overlap: int) -> None:
+def test_a_product_is_served_at_any_addresses(deep_gemm: Any, monkeypatch: Patch, overlap: int) -> None:
     """By a call of the package here, as this machine has no driver that says what a graph holds."""
     monkeypatch.setattr(served, "_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(served, "_on_stream", lambda stream, place: nullcontext())

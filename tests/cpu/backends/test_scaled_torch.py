@@ -12,25 +12,22 @@ from torch import Tensor
 from tests.support import scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.kernel_cases import GFX942, SM90, SPLIT
+from tests.support.nouns import Operand, Patch, Problem, each, load_target, matrices, registry
 from tests.support.scaled_operands import PAIRS
-from tests.support.tables import each
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.backends.torch.backend import single
 from tritongemm.codegen import render
-from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.scaling import Scaling
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
-from tritongemm.search_spaces.loader import load_target
 
 BACKEND = registry.get(LibraryBackend, "torch")
 ALONG_K = [name for name, pair in PAIRS.items() if pair[0].depth]
 
 
 @pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def hopper(monkeypatch: Patch) -> None:
     """PyTorch's block-scaled product, which this machine's does not have."""
     monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_products.scaled_mm)
 
@@ -81,7 +78,7 @@ def test_what_this_pytorch_refuses_is_none() -> None:
 
 
 @each("pair", ["tensor", "row"])
-def test_factors_of_rows_and_both_ways_to_sum(monkeypatch: pytest.MonkeyPatch, pair: str) -> None:
+def test_factors_of_rows_and_both_ways_to_sum(monkeypatch: Patch, pair: str) -> None:
     asked = []
 
     def product(
@@ -260,7 +257,7 @@ def machete_mm(
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def vllm(monkeypatch: Patch) -> None:
     def module(name: str, **functions: Any) -> None:
         made = ModuleType(name)
         vars(made).update(functions)

@@ -13,17 +13,12 @@ import pytest
 
 from tests.support import raising
 from tests.support.covering import covering
+from tests.support.nouns import Config, Family, InputError, KernelBackend, Patch, Problem, Target, registry
 from tritongemm.backends.triton import compiling
 from tritongemm.codegen import geometry
-from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import GRANULARITIES
-from tritongemm.core.target import Target
 from tritongemm.formats import Defaults, make_problem
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -49,7 +44,7 @@ class FrontEndPassed(Exception):
 
 
 @pytest.fixture(autouse=True)
-def front_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def front_end_alone(monkeypatch: Patch) -> None:
     """Triton's compiler ends where its front end is done."""
 
     def change(stages: dict[str, Any]) -> None:

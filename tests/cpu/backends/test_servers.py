@@ -16,19 +16,13 @@ import torch
 
 from tests.support import ROOT, scaled_operands
 from tests.support.fakes import server_kernels
+from tests.support.nouns import Config, Groups, Patch, Problem, UnavailableError, each, loader, matrices, registry
 from tests.support.plugins import rescan
 from tests.support.scaled_operands import PAIRS
-from tests.support.tables import each
 from tritongemm.backends import _expert_blocks, _server_kernels
 from tritongemm.backends._server_kernels import ServerBackend
-from tritongemm.core.config import Config
-from tritongemm.core.errors import UnavailableError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
-from tritongemm.search_spaces import loader
 from tritongemm.tune.roster import choose_roster
 
 SM90, GFX942 = map(loader.load_target, ("sm90", "gfx942"))
@@ -60,7 +54,7 @@ def grouped(counts: tuple[int, ...], n: int = 136, k: int = 200) -> Problem:
 @pytest.mark.parametrize("pair", ["block, A in groups", "block, A in rows", "block, A padded"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 40, 128), (33, 264, 328)])
 def test_a_product_is_launched_as_the_server_does(
-    name: str, pair: str, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch
+    name: str, pair: str, m: int, n: int, k: int, monkeypatch: Patch
 ) -> None:
     modules = SERVERS[name](monkeypatch)
     problem = scaled_operands.problem(m, n, k, PAIRS[pair])
@@ -80,7 +74,7 @@ def test_a_product_is_launched_as_the_server_does(
     assert given.get("needs_masking", k % 64 != 0) == (k % 64 != 0)
 
 
-def test_sglangs_kernel_of_hopper_swaps_operands_and_splits_k(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglangs_kernel_of_hopper_swaps_operands_and_splits_k(monkeypatch: Patch) -> None:
     kernels = vars(server_kernels.install_sglang(monkeypatch)[server_kernels.SGLANG_PRODUCT])
     problem = scaled_operands.problem(5, 40, 1000, PAIRS["block, A in rows"])
     operands, exact = scaled_operands.operands(problem)
@@ -105,7 +99,7 @@ def test_sglangs_kernel_of_hopper_swaps_operands_and_splits_k(monkeypatch: pytes
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("counts", [(5, 0, 20, 1), (0, 0, 16, 33), (1, *[0] * 14, 1)])
-def test_experts_get_their_rows(name: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_get_their_rows(name: str, counts: tuple[int, ...], monkeypatch: Patch) -> None:
     SERVERS[name](monkeypatch)
     problem = grouped(counts)
     assert backend(name).supports(problem, SM90)
@@ -133,7 +127,7 @@ def test_blocks_of_rows() -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_server_is_not_imported_unasked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_not_imported_unasked(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, name)
     (tmp_path / name).mkdir()
@@ -155,7 +149,7 @@ def test_a_server_is_not_imported_unasked(name: str, tmp_path: Path, monkeypatch
 
 
 @each("name", SERVERS)
-def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: Patch) -> None:
     modules = SERVERS[name](monkeypatch)
     problem = scaled_operands.problem(1, 40, 128, PAIRS["block, A in rows"])
     operands, _ = scaled_operands.operands(problem)

@@ -12,18 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Config, Family, KernelBackend, Launch, Patch, Problem, each, matrices, registry
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.backends.triton import compiling, front_end
 from tritongemm.backends.triton.compiling import multiply_tile
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.trial import OUR_FAULT
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
 
@@ -59,7 +54,7 @@ def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any]) -> Non
     assert TRITON.compile_job(config, Problem.from_json(problem.to_json() | other), target).digest != digest
 
 
-def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: Patch) -> None:
     """It takes half a second, and a compile of ours leaves nothing in Triton's cache that a hash would distinguish."""
     import triton
 
@@ -193,7 +188,7 @@ def test_rows_that_start_at_16_bytes_are_read_so() -> None:
     assert wide[1000] == wide[1024] > 0 == wide[1001]
 
 
-def test_so_is_the_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_the_toolchain(monkeypatch: Patch) -> None:
     config, problem = Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = TRITON.compile_job(config, problem, target_files.load_target("gfx942")).digest
     assert TRITON.compile_job(config, problem, target_files.load_target("gfx950")).digest != digest

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from tests.support import DATA, ROOT
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.trial import Trial
+from tests.support.nouns import Capsys, Config, Patch, Problem, Trial, matrices
+from tests.support.nouns import loader as target_files
 from tritongemm.search.cost_model import correction
-from tritongemm.search_spaces import loader as target_files
 
 BENCHMARKS = ROOT / "benchmarks"
 RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"
@@ -58,7 +56,7 @@ def test_expectation_of_random_search_is_exact(scripts: tuple[ModuleType, Module
 
 
 def test_comparison_of_strategies_on_recorded_tables(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: Capsys
 ) -> None:
     tables, script = scripts
     few, out = tmp_path / "few.jsonl", tmp_path / "out.json"
@@ -88,7 +86,7 @@ HEAD = '{"version": 1, "target": "sm90", "device": ""}\n'
     ],
 )
 def test_a_broken_table_is_named(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: Capsys, text: str, said: str
 ) -> None:
     file = tmp_path / "broken.jsonl"
     file.write_text(text)
@@ -141,11 +139,7 @@ def test_compilers_start_anew_with_each_batch(side_by_side: ModuleType) -> None:
 
 
 def test_guided_and_genetic_search_side_by_side(
-    scripts: tuple[ModuleType, ModuleType],
-    side_by_side: ModuleType,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    scripts: tuple[ModuleType, ModuleType], side_by_side: ModuleType, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     tables, script = scripts
     few = tmp_path / "few.jsonl"
@@ -193,7 +187,7 @@ def test_a_pruned_tile_is_a_miss(script: ModuleType) -> None:
     assert script.agreement(scores)[1] == pytest.approx(sum(s.rank == 1 for s in scores) / 3)
 
 
-def test_command_line(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(script: ModuleType, tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "score.json"
     assert script.main([str(FIXTURE), "--target", "gfx942", "--json", str(out), "--worst", "1"]) == 0
     printed = capsys.readouterr().out
@@ -233,9 +227,7 @@ def test_programs_of_stream_k_rows_have_a_compute_unit_to_themselves(script: Mod
 NAME = "N=1536,K=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json"
 
 
-def test_tables_of_tiles_rank_what_they_name(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_of_tiles_rank_what_they_name(script: ModuleType, tmp_path: Path, capsys: Capsys) -> None:
     """Tiles of 32 rows are the least that the table's tuner had, so no rule drops them where there is one row."""
     rows = {1: (32, 32), 512: (32, 64), 4096: (64, 128)}
     common = {"BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8, "num_warps": 4, "num_stages": 2}

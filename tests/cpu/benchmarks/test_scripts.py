@@ -13,12 +13,9 @@ import torch
 
 import tritongemm
 from tests.support import ROOT, forked
+from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, loader, matrices
 from tritongemm.build import prepare
 from tritongemm.cli import tune
-from tritongemm.core.artifact import CompileJob
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import Defaults
-from tritongemm.search_spaces import loader
 from tritongemm.workloads import sizes
 
 
@@ -70,7 +67,7 @@ def test_programs_are_tiles_of_c_or_of_its_transpose_times_splits(floors: Module
 
 
 def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
-    floors: ModuleType, monkeypatch: pytest.MonkeyPatch
+    floors: ModuleType, monkeypatch: Patch
 ) -> None:
     """Tiles are looked at from the one that multiplies fastest on, until none can be better, or enough were."""
     problem, rate, asked = bf16(256, 8192, 3584), floors.Rates(7e12, 142e9, 2e-6), []
@@ -101,12 +98,7 @@ def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
     [("- {M: 16, N: 16}\n", "has no K"), ("- {M: 16, N: 16, K: 16}\n", "holds no results, only sizes")],
 )
 def test_a_file_of_no_results_is_named_before_a_gpu_is_looked_for(
-    floors: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    said: str,
+    floors: ModuleType, tmp_path: Path, monkeypatch: Patch, capsys: Capsys, text: str, said: str
 ) -> None:
     file = tmp_path / "results.yaml"
     file.write_text(text)
@@ -155,9 +147,7 @@ def test_its_kernels_are_distinct(arch: str) -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_its_files_are_those_of_a_finished_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_files_are_those_of_a_finished_run(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     script = importlib.import_module("many_rows")
     problems = script.make_problems(9)
     script.write_results(tmp_path, problems)
@@ -243,9 +233,7 @@ def test_products_that_want_room_between_experts_compute_the_same() -> None:
     assert ran.stdout == "near\n", ran.stderr[-3000:]
 
 
-def test_a_run_of_two_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_two_sizes(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     script, sizes = importlib.import_module("simulated_run"), tmp_path / "sizes.yaml"
     sizes.write_text("- {M: 16, N: 16, K: 16}\n- {M: 33, N: 64, K: 32}\n")
     waits = [f"--{name}=0.001" for name in ("start", "plan", "compile", "listing", "algorithm", "screen", "race")]
@@ -258,7 +246,7 @@ def test_a_run_of_two_sizes(
     assert 48 <= screened <= 2 * 128, "as many as guided search tries of each, fewer where they share binaries"
 
 
-def test_fp8_is_moved_further(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fp8_is_moved_further(capsys: Capsys) -> None:
     importlib.import_module("token_agreement").main(["--hidden", "128", "--layers", "8", "--tokens", "32"])
     bf16, fp8 = (float(line.split("by up to ")[1].split(",")[0]) for line in capsys.readouterr().out.splitlines())
     assert 0 < 3 * bf16 < fp8

@@ -12,14 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults
+from tests.support.nouns import Capsys, Config, Defaults, Machine, Patch, Problem, Record, Trial, load_target, matrices
 from tritongemm.hip_ext import machine
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.workloads import sizes
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -44,7 +38,7 @@ def board(script: ModuleType) -> ModuleType:
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: Patch) -> None:
     here = Machine(load_target("sm90"), "", (), "H100", "no GPU here")
     monkeypatch.setattr(machine, "find_machine", lambda *_: here)
 
@@ -102,9 +96,7 @@ def test_plot(board: ModuleType, tmp_path: Path) -> None:
     assert (tmp_path / "out.png").stat().st_size > 1000
 
 
-def test_plot_without_matplotlib(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_without_matplotlib(script: ModuleType, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         script.main(["--plot", "out.png"])
@@ -120,9 +112,7 @@ def test_plot_without_matplotlib(
         (["--autotune-configs", "0"], "at least 1"),
     ],
 )
-def test_argument_errors(
-    script: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
+def test_argument_errors(script: ModuleType, capsys: Capsys, arguments: list[str], said: str) -> None:
     with pytest.raises(SystemExit) as end:
         script.main(arguments)
     assert end.value.code == 2 and said in capsys.readouterr().err
@@ -132,7 +122,7 @@ def test_torch_always_runs_first(script: ModuleType) -> None:
     assert script.parse(["--competitors", "ours,inductor"]).competitors == ["torch", "inductor", "ours"]
 
 
-def test_needs_a_gpu(script: ModuleType, no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_needs_a_gpu(script: ModuleType, no_gpu: None, capsys: Capsys) -> None:
     assert script.main([]) == 2 and script.main(["--recheck", "x.yaml"]) == 2
     assert capsys.readouterr().err.count("needs a GPU") == 2
 
@@ -143,9 +133,7 @@ def test_the_48_sizes(script: ModuleType) -> None:
     assert {p.m for p in found} == {1, 16, 64, 256, 1024, 4096} and len({(p.n, p.k) for p in found}) == 8
 
 
-def test_only_plain_linear_layers(
-    script: ModuleType, no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_plain_linear_layers(script: ModuleType, no_gpu: None, tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "sizes.yaml"
     file.write_text("- {M: 16, N: 16, K: 16}\n- {M: 7, N: 33, K: 777, bias: n}\n")
     assert script.main(["--gemm_size_file", str(file)]) == 2
@@ -153,7 +141,7 @@ def test_only_plain_linear_layers(
 
 
 def test_a_finished_run_is_printed_without_a_gpu(
-    script: ModuleType, no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, no_gpu: None, tmp_path: Path, capsys: Capsys
 ) -> None:
     file, out = tmp_path / "sizes.yaml", tmp_path / "out.json"
     file.write_text("- {M: 16, N: 4096, K: 4096}\n")

@@ -10,17 +10,14 @@ from queue import Empty
 import pytest
 
 from tests.support import fake_ray
+from tests.support.nouns import Artifact, CompileJob, Config, Patch, Problem, each
+from tests.support.nouns import loader as target_files
 from tests.support.stores import ONE, record
-from tests.support.tables import each
 from tritongemm.build import pool as pool_module
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool, JobStream
 from tritongemm.build.prepare import compile_job, prepare_launches
-from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerDied, WorkerTimeout
 from tritongemm.system.ray_hosts import RayHosts, RemoteHost
 
@@ -113,7 +110,7 @@ def test_errors_end_the_stream(tmp_path: Path, who: str) -> None:
         list(stream(tmp_path, Failing() if who == "builder" else Builder()).artifacts(made))
 
 
-def test_a_row_whose_kernel_does_not_compile_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_whose_kernel_does_not_compile_says_why(tmp_path: Path, monkeypatch: Patch) -> None:
     failed = Artifact(CONFIG, "", status="compile_failed", reason="no room")
 
     def fail(jobs: Iterable[CompileJob], cache: ArtifactCache) -> dict[str, Artifact]:
@@ -134,7 +131,7 @@ def cluster_job() -> CompileJob:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> fake_ray.FakeRay:
+def ray(monkeypatch: Patch) -> fake_ray.FakeRay:
     return fake_ray.put_in_place(monkeypatch, {"away": 0})
 
 
@@ -151,7 +148,7 @@ def pool(away: RemoteHost, tmp_path: Path) -> Iterator[ClusterBuildPool]:
         yield made
 
 
-def builds_here(pool: ClusterBuildPool, monkeypatch: pytest.MonkeyPatch) -> list[CompileJob]:
+def builds_here(pool: ClusterBuildPool, monkeypatch: Patch) -> list[CompileJob]:
     """The jobs that this host is given to compile, which it does at once."""
     jobs: list[CompileJob] = []
 
@@ -164,7 +161,7 @@ def builds_here(pool: ClusterBuildPool, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_a_kernel_that_is_compiled_away_is_in_this_hosts_cache(
-    pool: ClusterBuildPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pool: ClusterBuildPool, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     here = builds_here(pool, monkeypatch)
     built = pool.build(cluster_job())
@@ -174,9 +171,7 @@ def test_a_kernel_that_is_compiled_away_is_in_this_hosts_cache(
     assert pool.width == 2 and pool.jobs == 1
 
 
-def test_what_is_lost_away_is_compiled_here(
-    pool: ClusterBuildPool, ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_lost_away_is_compiled_here(pool: ClusterBuildPool, ray: fake_ray.FakeRay, monkeypatch: Patch) -> None:
     """And nothing more is sent there."""
     here = builds_here(pool, monkeypatch)
     ray.lost.add("away")
@@ -188,7 +183,7 @@ def test_what_is_lost_away_is_compiled_here(
 
 @pytest.mark.parametrize(("fault", "status"), [(WorkerDied("signal SIGSEGV"), "ok"), (WorkerTimeout(""), "timeout")])
 def test_a_compiler_that_crashes_away_has_its_second_chance_here(
-    pool: ClusterBuildPool, away: RemoteHost, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: str
+    pool: ClusterBuildPool, away: RemoteHost, monkeypatch: Patch, fault: Exception, status: str
 ) -> None:
     here = builds_here(pool, monkeypatch)
 
@@ -201,9 +196,7 @@ def test_a_compiler_that_crashes_away_has_its_second_chance_here(
     assert built.status == status and len(here) == (status == "ok")
 
 
-def test_kernels_that_need_files_of_this_host_are_compiled_on_it(
-    pool: ClusterBuildPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_need_files_of_this_host_are_compiled_on_it(pool: ClusterBuildPool, monkeypatch: Patch) -> None:
     here = builds_here(pool, monkeypatch)
     one = replace(cluster_job(), config=replace(CONFIG, backend="ck"))
     pool.build(one)

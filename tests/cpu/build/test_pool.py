@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nouns import Artifact, CompileJob, Config, OutputError
+from tests.support.nouns import loader as target_files
 from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
-from tritongemm.core.errors import OutputError
-from tritongemm.search_spaces import loader as target_files
 
 TOY = """
 import os, signal, time

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import Artifact, Evaluator, Machine, Patch, Record, Trial, each, loader, results_format
 from tests.support.stand_in_campaigns import algorithm, stored
-from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns.campaign import MERGED, MeasuringTools
@@ -23,17 +23,10 @@ from tritongemm.campaigns.stages.benchmark import RAW
 from tritongemm.campaigns.stages.filter import DROPPED, FINAL, KEPT, LIBRARY, run_filter
 from tritongemm.campaigns.tables import GEMMS, SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
 from tritongemm.export.library.storage import MANIFEST, is_library, open_library
-from tritongemm.formats import results_format
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins.contracts import Evaluator
-from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
@@ -95,7 +88,7 @@ def test_sides_take_turns_in_new_processes(tmp_path: Path) -> None:
     assert rows[1]["samples_us_reference"] == ";".join(["10"] * TURNS)
 
 
-def test_what_gained_is_kept_and_the_uplift_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_gained_is_kept_and_the_uplift_reported(tmp_path: Path, monkeypatch: Patch) -> None:
     records = [stored(problem, i) for i, problem in enumerate(PROBLEMS)]
     folder, said = campaign(tmp_path / "tunings", records), list[str]()
     summary = [f"{r.problem.key},{10 * (i + 1)},model" for i, r in enumerate(records)]
@@ -246,7 +239,7 @@ def test_what_could_not_be_compared_is_a_failure_and_tried_again(tmp_path: Path)
     assert "there is no such file: done again" in benchmark_stage.why_again(reported)
 
 
-def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: Patch) -> None:
     """Another filter that keeps nothing leaves none."""
     reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(reported)
@@ -260,9 +253,7 @@ def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @each("least_ratio", [1.03, 100])
-def test_a_library_replaces_nothing_of_others(
-    least_ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_replaces_nothing_of_others(least_ratio: float, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("tritongemm.campaigns.uplift.LEAST_RATIO", least_ratio)
     reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(reported)

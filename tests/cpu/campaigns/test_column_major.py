@@ -3,12 +3,9 @@
 from dataclasses import replace
 
 from tests.support.call_logs import line
-from tests.support.tables import each
+from tests.support.nouns import Problem, Support, each, matrices, registry
 from tritongemm.backends.blaslt.algorithms import to_matmul
 from tritongemm.campaigns.column_major import as_call, as_problem, config_letters, least_bytes
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.support import Support
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import CallLog
 from tritongemm.plugins.contracts.call_logs import LoggedCall
 

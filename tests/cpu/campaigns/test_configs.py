@@ -14,18 +14,12 @@ import pytest
 from tests.support import raising
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
-from tests.support.tables import each
+from tests.support.nouns import BASELINE_ENTRY, Artifact, Defaults, Evaluator, Patch, Problem, RaceResult, each
 from tritongemm.campaigns import tables, weights
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.stages import configs
 from tritongemm.campaigns.weights import BaselineTimes
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError, OutputError, TargetError, TritonGemmError
-from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
-from tritongemm.core.trial import BASELINE_ENTRY
-from tritongemm.formats import Defaults
-from tritongemm.plugins.contracts import Evaluator
 from tritongemm.search.cost_model import model
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.workloads import sizes
@@ -117,7 +111,7 @@ def test_the_guide_s_arithmetic(measuring: Rig) -> None:
     assert f"{measuring.folder / 'job.log'}: 3 GEMMs in 61 calls take 1.501 ms, measured" in measuring.said
 
 
-def test_predictions_that_take_long_say_how_far_they_are(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_that_take_long_say_how_far_they_are(rig: Rig, monkeypatch: Patch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(weights, "monotonic", lambda: next(clock))
     monkeypatch.setattr(model, "_AT_ONCE", 1)
@@ -163,7 +157,7 @@ def test_the_script_runs_the_config_alone(rig: Rig, tmp_path: Path) -> None:
     )
 
 
-def test_that_a_large_log_is_read_is_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_a_large_log_is_read_is_said(rig: Rig, monkeypatch: Patch) -> None:
     monkeypatch.setattr(configs, "_LARGE_BYTES", 100)
     configs.run(rig.campaign(size(A)))
     assert rig.said[0].endswith("reading 0 MiB")

@@ -9,16 +9,15 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import Defaults, Patch, Problem, results_format
+from tests.support.nouns import loader as target_files
 from tests.support.stand_in_campaigns import Rig, result
 from tritongemm.campaigns import driver, stages
 from tritongemm.campaigns.device_load import CountedEvaluator, describe_loads
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.campaigns.merging import RACES
 from tritongemm.core.errors import InputError, OutputError, UnavailableError
-from tritongemm.core.problem import Problem
-from tritongemm.formats import Defaults, results_format
 from tritongemm.results.run_files import RunFiles
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.workloads import sizes
 
 LOG = line(count=2) + line(n=113) + line(n=128)
@@ -30,7 +29,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 @pytest.fixture
-def last_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def last_stages(monkeypatch: Patch, tmp_path: Path) -> None:
     """Stand-ins for the last two stages, whatever there is; they need no GPU."""
     monkeypatch.setattr(driver, "_MEASURES", "")
     folder = tmp_path / "more_stages"
@@ -56,7 +55,7 @@ def test_all_stages_are_done_once(rig: Rig) -> None:
     assert {path.name: path.read_bytes() for path in rig.folder.iterdir() if path.is_file()} == before
 
 
-def test_a_stage_that_is_missing_is_reported_and_what_is_done_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_is_missing_is_reported_and_what_is_done_stays(rig: Rig, monkeypatch: Patch) -> None:
     monkeypatch.setattr(driver, "STAGES", ("configs", "tune", "merge", "polish"))
     with pytest.raises(UnavailableError, match=r"the stage polish is not part of this installation; .*tunings"):
         run_campaign(rig.campaign(LOG))

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import line, trace
+from tests.support.nouns import InputError, Patch
+from tests.support.nouns import loader as target_files
 from tritongemm.campaigns import log_file, workload
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
-from tritongemm.core.errors import InputError
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import reading
 
 GFX942 = target_files.load_target("gfx942")
@@ -130,7 +130,7 @@ def test_where_pieces_end_changes_nothing(log: Path, piece: int) -> None:
     assert counts(entire) == {16: 9, 32: 3, 48: 3} and len(entire.remarks) == 8
 
 
-def test_a_log_may_be_larger_than_other_files(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_may_be_larger_than_other_files(log: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(reading, "MOST_BYTES", 1000)
     monkeypatch.setattr(log_file, "MOST_BYTES", 1000)
     assert counts(read(log, TEXT.encode() * 5)) == {16: 15, 32: 5, 48: 5}
@@ -138,7 +138,7 @@ def test_a_log_may_be_larger_than_other_files(log: Path, monkeypatch: pytest.Mon
         read(log, b"nothing of that kind\n" * 100)
 
 
-def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_cut(log: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(log_file, "_PIECE", 100)
     monkeypatch.setattr(log_file, "_LONGEST_LINE", 700)
     found = read(log, ("." * 500 + line(n=16).rstrip() + "." * 1000 + line("bench", n=64) + TEXT).encode())
@@ -165,7 +165,7 @@ def test_a_pipe_is_read_once_and_used_twice(tmp_path: Path) -> None:
     assert opened.digest and counts(read_workload(opened, GFX942)) == COUNTS
 
 
-def test_more_calls_than_are_kept(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_calls_than_are_kept(log: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(workload, "MOST_CALLS", 2)
     with pytest.raises(InputError, match=r"job\.log holds more than 2 different GEMMs; name a log of a shorter"):
         read(log, TEXT.encode())

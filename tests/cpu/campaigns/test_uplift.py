@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.tables import each
+from tests.support.nouns import InputError, OutputError, each
 from tritongemm.campaigns import raw_results
 from tritongemm.campaigns.stages import benchmark
 from tritongemm.campaigns.tables import SUMMARY
 from tritongemm.campaigns.uplift import ComparedProduct, drop_reason, percent_of_total, summarise
-from tritongemm.core.errors import InputError, OutputError
 
 
 def compared(name: str, count: float, us: float, ratio: float = 1.0, **other: object) -> ComparedProduct:

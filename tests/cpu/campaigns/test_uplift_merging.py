@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, Waiting
+from tests.support.nouns import Machine, Problem, Record, Support, each, loader, matrices, results_format
 from tests.support.stand_in_campaigns import stored
-from tests.support.tables import each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import merging
@@ -21,14 +21,8 @@ from tritongemm.campaigns.campaign import MERGED, MeasuringTools
 from tritongemm.campaigns.merging import Conflict, RaceLog, merge_results, race_conflicts
 from tritongemm.campaigns.stages.benchmark import read_records
 from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
-from tritongemm.core.record import Record
-from tritongemm.core.support import Support
-from tritongemm.formats import results_format
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.results.run_files import RunFiles
-from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")

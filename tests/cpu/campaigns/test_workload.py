@@ -7,11 +7,11 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import extended, grouped, hipblaslt_trace, line, trace
+from tests.support.nouns import InputError
+from tests.support.nouns import loader as target_files
 from tritongemm.campaigns.column_major import as_call, as_problem
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
-from tritongemm.core.errors import InputError
-from tritongemm.search_spaces import loader as target_files
 
 GFX950, GFX942, SM90 = (target_files.load_target(name) for name in ("gfx950", "gfx942", "sm90"))
 

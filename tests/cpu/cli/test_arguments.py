@@ -11,11 +11,9 @@ import pytest
 
 from tests.support.linear_layers import problem
 from tests.support.model_configs import without_transformers  # noqa: F401
-from tests.support.tables import each
+from tests.support.nouns import Capsys, FormatRow, Patch, each, load_target
 from tritongemm.cli import arguments, capture, export, gradlib, launch_plan, library, optimize, options, shell, tune
-from tritongemm.core.format_row import FormatRow
 from tritongemm.report.console import Reporter
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.tune import requested_rows
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
@@ -30,7 +28,7 @@ def test_the_ends_of_a_range_belong_to_it() -> None:
     assert options.parse([*SIZE, "--errRatio", ".5", "--min_gain", "0"]).err_ratio == 0.5
 
 
-def test_compilers_go_with_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_go_with_the_cores(monkeypatch: Patch) -> None:
     """A user may ask for some more of them than there are cores, and for no millions."""
     for cores, most in ((1, 16), (64, 256)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
@@ -40,7 +38,7 @@ def test_compilers_go_with_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @each("folder", [".", "./", "/"])
-def test_a_folder_is_no_file_of_results(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+def test_a_folder_is_no_file_of_results(capsys: Capsys, folder: str) -> None:
     """Its name is empty, and those of journal, lock and modules can't begin with it."""
     for run in (options.parse, gradlib.main):
         words = SIZE if run is options.parse else ["-i", "sizes.csv"]
@@ -50,7 +48,7 @@ def test_a_folder_is_no_file_of_results(capsys: pytest.CaptureFixture[str], fold
 
 
 @each("option", ["-o", "--profile_file", "--gemm_size_file"])
-def test_a_name_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str], option: str) -> None:
+def test_a_name_that_a_terminal_would_obey(capsys: Capsys, option: str) -> None:
     """What a command prints to be copied is printed as it is, so no such name gets in."""
     with pytest.raises(SystemExit) as exit_:
         options.parse([*SIZE, option, "\x1b[31mred\x1b[0m.yaml"])
@@ -66,9 +64,7 @@ def test_a_name_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str], o
         (("-m", "8", "-m", "9"), "-m: is given twice"),
     ],
 )
-def test_launch_plans_are_as_strict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], complaint: str
-) -> None:
+def test_launch_plans_are_as_strict(tmp_path: Path, capsys: Capsys, words: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(SystemExit) as exit_:
         launch_plan.main(["-o", str(tmp_path / "plans"), *words])
     err = capsys.readouterr().err
@@ -76,13 +72,13 @@ def test_launch_plans_are_as_strict(
     assert not list(tmp_path.iterdir())
 
 
-def test_export_says_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_says_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
     assert export.main([str(tmp_path / "a\u202eb"), "-o", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"
 
 
 @each("name", ["lib.tar.gz", "lib.tgz", "LIB.ZIP", "lib.yaml"])
-def test_a_folder_is_not_called_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+def test_a_folder_is_not_called_as_a_file(capsys: Capsys, tmp_path: Path, name: str) -> None:
     of_folders: Any = (library, ["build"]), (library, ["merge"]), (export, []), (optimize, [])
     for command, words in of_folders:
         with pytest.raises(SystemExit):
@@ -117,7 +113,7 @@ def test_sizes_and_types_go_by_both_kinds_of_names() -> None:
     ],
 )
 def test_what_cannot_be_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], reported: str
+    tmp_path: Path, monkeypatch: Patch, capsys: Capsys, words: list[str], reported: str
 ) -> None:
     for name, text in (("program.py", "print(1)\n"), ("other.csv", "a,b\n"), ("columns.csv", "M,N,K,q_dtype_w\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -142,9 +138,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_sizes_are_printed_and_nothing_is_tuned(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_are_printed_and_nothing_is_tuned(model: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.chdir(model)
     argv = ["--model_dir", str(model), "--tp", "2", "--nsets", "4,32", "64", "--print_sizes"]
     assert tune.main(argv) == 0
@@ -182,7 +176,7 @@ def test_its_sizes_are_tuned(model: Path) -> None:
         (("--model_dir", ".", "--print_sizes", "--benchmark"), "--benchmark: not allowed with argument --print-sizes"),
     ],
 )
-def test_what_can_not_be_asked_for(argv: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_asked_for(argv: tuple[str, ...], complaint: str, capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as exit_:
         options.parse(argv)
     assert exit_.value.code == 2 and complaint in capsys.readouterr().err
@@ -199,7 +193,7 @@ def read(*more: str, rows: list[FormatRow] = ROWS) -> list[tuple[int, int]]:
     return [(span.problem.n, span.high) for span in requested_rows.read_spans(rows, request.sizes, Reporter().say)]
 
 
-def test_layers_of_one_input_have_a_table_of_their_joined_product(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_of_one_input_have_a_table_of_their_joined_product(capsys: Capsys) -> None:
     assert read() == [(96, 16), (112, 16), (64, 16), (208, 16)]
     layers = "model.layers.*.mlp.gate_proj, model.layers.*.mlp.up_proj"
     assert f"joined: N 208, K 64, bf16 TN, M up to 16: {layers}" in str(capsys.readouterr())

@@ -14,15 +14,11 @@ import pytest
 import tritongemm
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator, passed
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Defaults, Machine, Patch, Problem, each, load_target, matrices
 from tritongemm.core.errors import InputError, RemarkWarning
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import Defaults
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.progress import RunProgress
 from tritongemm.results import journal
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.tune import cluster, session
 from tritongemm.tune.request import SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
@@ -35,13 +31,13 @@ autotune = partial(tritongemm.autotune, target="gfx1100", budget=1)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_gpu: None) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch, without_gpu: None) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     return tmp_path
 
 
-def test_sizes_of_every_kind(capfd: pytest.CaptureFixture[str]) -> None:
+def test_sizes_of_every_kind(capfd: Capsys) -> None:
     """Predicted, printed nowhere but where asked, and the same in the file of results."""
     given = Problem(5, 16, 16, *matrices())
     results = autotune([(16, 16, 16), {"M": 8, "N": 16, "K": 16, "bias": "n"}, given], output="out.yaml")
@@ -99,7 +95,7 @@ def test_an_interrupt_in_the_callback_loses_nothing() -> None:
     assert [after[number] for number in before] == list(before.values()), "nothing is tried twice"
 
 
-def test_gains_are_those_over_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gains_are_those_over_the_library(monkeypatch: Patch) -> None:
     """On a stand-in for a GPU, which takes as many microseconds as a tile has rows and one more."""
 
     class Gpu(FakeEvaluator):
@@ -162,7 +158,7 @@ def test_what_can_not_be_tuned(asked: Any, more: dict[str, Any], complaint: str,
     assert not [*folder.iterdir()]
 
 
-def test_the_example_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_page_runs(monkeypatch: Patch) -> None:
     """At smaller sizes."""
     monkeypatch.setattr(tritongemm, "autotune", autotune)
     text = (ROOT / "docs/how-to/python.md").read_text(encoding="utf-8")

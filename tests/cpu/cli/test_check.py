@@ -11,23 +11,17 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, Waiting
+from tests.support.nouns import Capsys, Config, Evaluator, Machine, Patch, RaceResult, Record, Trial, loader
 from tests.support.stores import TOOLS
 from tritongemm.cli import check as command
 from tritongemm.cli import library as library_command
-from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import RaceResult
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
 from tritongemm.export.library import checking
 from tritongemm.export.library.checking import Checked
 from tritongemm.export.library.storage import open_library
 from tritongemm.hip_ext import machine
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins.contracts import Evaluator
 from tritongemm.results.run_files import RunFiles
 from tritongemm.results.store import Store
-from tritongemm.search_spaces import loader
 
 TARGET = loader.load_target("gfx942")
 GPU = Machine(TARGET, "", (0,), "MI300X", "")
@@ -63,7 +57,7 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeEvaluator:
+def gpu(monkeypatch: Patch) -> FakeEvaluator:
     """A GPU that is as fast as a tile is small."""
     evaluator = FakeEvaluator(baseline_seconds=3e-5, rounds=9)
 
@@ -80,7 +74,7 @@ def words(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_stale_results_are_reported(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stale_results_are_reported(results: Path, capsys: Capsys) -> None:
     before = results.read_bytes()
     assert command.main([str(results), "--repair"]) == 1
     said = capsys.readouterr()
@@ -92,9 +86,7 @@ def test_stale_results_are_reported(results: Path, capsys: pytest.CaptureFixture
     assert results.read_bytes() == before
 
 
-def test_repairs_replace_what_moved_and_nothing_else(
-    results: Path, gpu: FakeEvaluator, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repairs_replace_what_moved_and_nothing_else(results: Path, gpu: FakeEvaluator, capsys: Capsys) -> None:
     before = results.read_text().splitlines()
     assert command.main([str(results), "--repair"]) == 0
     assert f"repaired: 40x96x160_bf16_TN: {FASTER.name} 17.00 us (was 9.00 us)" in capsys.readouterr().out
@@ -105,9 +97,7 @@ def test_repairs_replace_what_moved_and_nothing_else(
     assert "3 holds" in capsys.readouterr().out
 
 
-def test_a_library_is_repaired_too(
-    results: Path, gpu: FakeEvaluator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_is_repaired_too(results: Path, gpu: FakeEvaluator, tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "library"
     assert library_command.main(["build", str(results), "-o", str(path)]) == 0
     assert command.main([str(path)]) == 0
@@ -125,7 +115,7 @@ def test_a_library_is_repaired_too(
     assert after[SIZES[0]].record.timer == "sundial"
 
 
-def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "sizes.yaml").write_text("- {M: 16, N: 16, K: 16}\n")
     assert command.main([str(tmp_path / "sizes.yaml")]) == 2
     assert command.main([str(tmp_path / "nothing.zip")]) == 2
@@ -136,9 +126,7 @@ def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert "tunings is no library: it has no library.json" in capsys.readouterr().err
 
 
-def test_all_devices_repair(
-    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_devices_repair(results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys) -> None:
     """Each of the two rows by a device of its own, which waits for the other."""
     Waiting.both = threading.Barrier(2, timeout=20)
 
@@ -169,7 +157,7 @@ class Watched(FakeEvaluator):
 
 
 def test_each_repaired_row_is_written_when_it_is_known(
-    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     """A kill in the next race costs that alone; the file is locked meanwhile, which is reported before any race."""
     watched = Watched(results, lambda path: path.read_text().splitlines())
@@ -187,7 +175,7 @@ def test_each_repaired_row_is_written_when_it_is_known(
 
 
 def test_a_row_that_another_program_changed_stays_its_own(
-    results: Path, gpu: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     """It was written while the rows were checked."""
     compare = checking.check
@@ -204,11 +192,7 @@ def test_a_row_that_another_program_changed_stays_its_own(
 
 
 def test_entries_of_a_library_are_repaired_one_by_one(
-    results: Path,
-    gpu: FakeEvaluator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    results: Path, gpu: FakeEvaluator, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     """What is damaged stays known until it is repaired, wherever that ends."""
     path = tmp_path / "library.zip"
@@ -238,14 +222,14 @@ def test_entries_of_a_library_are_repaired_one_by_one(
     assert states() == ["holds"] * 3 and library_command.main(["verify", str(path)]) == 0
 
 
-def _reported_states(path: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+def _reported_states(path: Path, capsys: Capsys) -> list[tuple[str, str]]:
     capsys.readouterr()
     command.main([str(path)])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
     return [(row[0], row[4]) for row in rows]
 
 
-def test_a_damaged_helper_kernel_is_reported(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_helper_kernel_is_reported(results: Path, tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "library"
     scaled = Problem(16, 128, 256, *matrices("int8", c="bf16", layout="TN"), family="a8w8")
     with Store.open(tmp_path / "scaled.yaml", "gfx942", TOOLS, {}, compute_units=TARGET.compute_units) as store:

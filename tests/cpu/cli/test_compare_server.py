@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.nouns import Capsys, InputError, Patch, each
 from tests.support.reports import problem, result, write_results
-from tests.support.tables import each
 from tritongemm.cli import compare_server, shell
-from tritongemm.core.errors import InputError
 from tritongemm.results.server_comparison import Quantity, compare_answers, read_comparison
 
 QUICK = ("--batches", "2", "--prefill", "0", "--answer", "8", "--prompt", "4", "--passes", "1", "--start-limit", "30")
@@ -52,7 +51,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: Capsys) -> None:
     assert compare_server.main(words) == shell.DONE
     said = capsys.readouterr()
     assert "2 of 3 rows serve cuda:0 (sm90); 1 for gfx942\ntuned kernels serve 4 of 5 linear layers of Toy" in said.out
@@ -82,9 +81,7 @@ def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: pytest.Cap
         ("silent", "/health within 0.5 s; --start-limit"),
     ],
 )
-def test_a_server_that_fails(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fault: str, reported: str
-) -> None:
+def test_a_server_that_fails(words: list[str], capsys: Capsys, monkeypatch: Patch, fault: str, reported: str) -> None:
     if fault in ("refuse", "page", "no model"):  # it runs on
         monkeypatch.setattr(compare_server, "ENDING_SECONDS", 0.1)
     if fault == "silent":
@@ -93,7 +90,7 @@ def test_a_server_that_fails(
     assert reported in capsys.readouterr().err
 
 
-def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: Capsys) -> None:
     own = words[: words.index("--")]
     with socket.create_server(("127.0.0.1", int(words[-1]))):
         assert compare_server.main(words) == shell.REFUSED
@@ -110,9 +107,7 @@ def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(("number", "log"), [(signal.SIGINT, "A2.log"), (signal.SIGTERM, "A1.log")])
-def test_a_signal_ends_the_server(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, log: str
-) -> None:
+def test_a_signal_ends_the_server(words: list[str], tmp_path: Path, capsys: Capsys, number: int, log: str) -> None:
     """What was measured until then is printed."""
 
     def stop() -> None:

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.foreign_rows import AITER_HEADER as HEADER
+from tests.support.nouns import Capsys, Defaults, Patch, Problem, each, matrices, registry, results_format
 from tests.support.stores import ONE, TWO, record, rows, take
-from tests.support.tables import each
 from tritongemm.cli import convert
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import Defaults, results_format
-from tritongemm.plugins import registry
 from tritongemm.results import tuned_file
 from tritongemm.system import locks
 from tritongemm.tune.requested_run import TuningStopped, merging
@@ -33,7 +30,7 @@ def written(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def test_results_go_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_go_both_ways(tmp_path: Path, capsys: Capsys) -> None:
     tuned, ours, again = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "ours.yaml", tmp_path / "again_bf16_tuned.csv"
     written(tuned, HEADER, TORCH, OTHER)
     assert convert.main([str(tuned), "-o", str(ours)]) == 0
@@ -46,7 +43,7 @@ def test_results_go_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert again.read_text().splitlines() == [HEADER, TORCH]
 
 
-def test_what_the_output_holds_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_output_holds_stays(tmp_path: Path, capsys: Capsys) -> None:
     ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
     problem = Problem(16, 512, 4096, *matrices("bf16", layout="TN"))
     translated = record(problem, 9e-6, winner="torch", library="torch", library_seconds=8e-6, compute_units=304)
@@ -80,9 +77,7 @@ def test_results_of_one_thing_are_reported_once(tmp_path: Path) -> None:
 
 
 @each("first", ["range.yaml", "exact.yaml"])
-def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
-) -> None:
+def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(tmp_path: Path, capsys: Capsys, first: str) -> None:
     """Which would leave all other M of the range without a kernel."""
     facts: dict[str, Any] = {**H200, "timer": "events"}
     of_range, exact = record(ONE, 9e-6, m_from=1, **facts), record(ONE, 8e-6, **facts)
@@ -99,7 +94,7 @@ def test_a_range_of_m_is_not_lost_to_a_faster_result_of_its_largest(
 
 
 @each("held", [None, f"{HEADER}\n{OTHER}\n"])
-def test_no_written_result_is_no_success(held: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_written_result_is_no_success(held: str | None, tmp_path: Path, capsys: Capsys) -> None:
     """A script that goes on with the file must not take one for it that holds nothing of these results."""
     ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
     ours.write_text(results_format().write([record(ONE)]), encoding="utf-8")
@@ -134,7 +129,7 @@ def test_what_aiter_says_of_its_kernels_goes_both_ways(tmp_path: Path) -> None:
         assert tuned.read_text().splitlines()[1].endswith(",0.0"), wrong
 
 
-def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: Capsys) -> None:
     tuned, ours = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "ours.yaml"
     written(tuned, HEADER, TORCH, TORCH.replace(",512,", ",none,"))
     ours.write_text(results_format().write([record(ONE)]), encoding="utf-8")
@@ -178,7 +173,7 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: pytest.Ca
     ],
 )
 def test_a_file_is_of_the_family_that_its_name_says(
-    name: str, flags: tuple[str, ...], translated: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, flags: tuple[str, ...], translated: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
     """Files of two families have the same columns, and a kernel of one reads the other's B as other numbers."""
     problems = [
@@ -218,7 +213,7 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: Capsys) -> None:
     """As where the name of the output says another format than that of the files to merge."""
     source = written(tmp_path / "a_bf16_tuned.csv", HEADER, OTHER)
     assert convert.main([source, "-o", str(tmp_path / "merged.yaml")]) == 2
@@ -228,7 +223,7 @@ def test_files_without_a_result_make_no_empty_one(tmp_path: Path, capsys: pytest
     assert convert.main([source, "-o", str(tmp_path / "merged.csv"), "--to", "aiter"]) == 0
 
 
-def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merges_at_once_lose_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     """Each reads what the one before has written, however long that takes."""
     output, write = tmp_path / "all_bf16_tuned.csv", tuned_file.write
 
@@ -263,9 +258,7 @@ def heeded() -> Iterator[None]:
 
 @pytest.mark.usefixtures("heeded")
 @each("ended", [KeyboardInterrupt, ValueError, None])
-def test_ctrl_c_ends_no_merge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: type[BaseException] | None
-) -> None:
+def test_ctrl_c_ends_no_merge(tmp_path: Path, monkeypatch: Patch, ended: type[BaseException] | None) -> None:
     """It comes while the file is being replaced, after a run that was stopped, failed or came to its end."""
     path, profiles = tmp_path / "out.yaml", []
     with take(path) as store:

@@ -6,14 +6,11 @@ import pytest
 
 from tests.support import raising
 from tests.support.foreign_rows import AITER_HEADER as TUNED
+from tests.support.nouns import Capsys, Defaults, InputError, MeasureProtocol, Patch, loader
 from tritongemm.cli import gradlib, shell, tune
-from tritongemm.core.errors import InputError
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
-from tritongemm.search_spaces import loader
 from tritongemm.tune import requested_rows, requested_run
 from tritongemm.tune.request import Devices, ModelSource, Outputs, SearchScope, SizeSource, TuneRequest
 from tritongemm.workloads import sizes
@@ -23,7 +20,7 @@ LINE = "16,64,64,False,torch.bfloat16,torch.bfloat16,False,False"
 
 
 @pytest.fixture
-def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def untuned(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "bf16_untuned_gemm.csv"
     path.write_text(f"{HEADER}\n{LINE}\n\n{LINE}\n8, 64,64,FALSE,torch.bfloat16,torch.bfloat16, False,False\n")
@@ -31,7 +28,7 @@ def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[TuneRequest]:
+def requests(monkeypatch: Patch) -> list[TuneRequest]:
     """The requests that were run."""
     called: list[TuneRequest] = []
 
@@ -85,9 +82,7 @@ def test_a_family_has_its_own_files_and_splits_where_k_asks(
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_a_family_that_the_target_can_not_compute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_family_that_the_target_can_not_compute(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a4w4_blockscale_untuned_gemm.csv").write_text("M,N,K\n128  ,1536 ,7168\n")
     assert gradlib.main(["--family", "a4w4_blockscale", "--target", "sm80"]) == 2
@@ -96,7 +91,7 @@ def test_a_family_that_the_target_can_not_compute(
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_rows_of_other_targets_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_other_targets_are_left_out(tmp_path: Path, capsys: Capsys) -> None:
     """As in the files that AITER ships, which hold both encodings of fp8; a row that no target computes is refused."""
     path, gfx942 = tmp_path / "a8w8_untuned_gemm.csv", loader.load_target("gfx942")
     lines = ["M,N,K,q_dtype_w", "16,64,64,torch.int8", *(f"{m},64,64,torch.float8_e4m3fn" for m in (1, 2))]
@@ -138,9 +133,7 @@ def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:
     assert asked.outputs.path == Path("bf16_tuned_gemm.csv")
 
 
-def test_a_run_that_is_stopped_says_how_to_continue(
-    untuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_stopped_says_how_to_continue(untuned: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """With the same command, but for what would start over."""
     monkeypatch.setattr(requested_run, "tune", raising(requested_run.TuningStopped(Path("some.yaml.journal"))))
     assert gradlib.main(["-i", untuned.name, "--all", "--sort"]) == shell.INTERRUPTED
@@ -188,7 +181,7 @@ def test_an_output_of_any_name_is_of_the_inputs_family(untuned: Path, requests: 
     ],
 )
 def test_what_can_not_be_meant(
-    flags: str, complaint: str, untuned: Path, requests: list[TuneRequest], capsys: pytest.CaptureFixture[str]
+    flags: str, complaint: str, untuned: Path, requests: list[TuneRequest], capsys: Capsys
 ) -> None:
     Path("bare_a4w4.csv").write_text("M,N,K\n1,2,3\n")
     Path("bf16_long.csv").write_text(f"{HEADER}\n{LINE},7\n")
@@ -197,9 +190,7 @@ def test_what_can_not_be_meant(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_family_that_there_is_not_is_the_complaint(
-    requests: list[TuneRequest], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_family_that_there_is_not_is_the_complaint(requests: list[TuneRequest], capsys: Capsys) -> None:
     with pytest.raises(SystemExit):
         gradlib.main(["--family", "a4w4"])
     said = capsys.readouterr().err
@@ -211,7 +202,7 @@ def test_a_family_that_there_is_not_is_the_complaint(
 
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.filterwarnings("ignore:.*repeat others")
-def test_a_run_keeps_other_rows_and_skips_those_of_the_file(untuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_other_rows_and_skips_those_of_the_file(untuned: Path, capsys: Capsys) -> None:
     """A prediction is no time to write: our own file has it, and the CSV stays as it was, sorted as asked."""
     there = [
         TUNED,

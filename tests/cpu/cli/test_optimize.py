@@ -7,9 +7,8 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import passed
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Defaults, Patch, each
 from tritongemm.cli import optimize, shell
-from tritongemm.formats import Defaults
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.workloads import sizes
 
@@ -30,9 +29,7 @@ def run(folder: Path, *words: str) -> int:
     return optimize.main([*words, "-o", str(folder / "tunings"), *SEARCH])
 
 
-def test_from_a_log_to_merged_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_a_log_to_merged_results(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     folder = tmp_path / "tunings"
     assert run(tmp_path, log_in(tmp_path), "--only", "configs", "--log_summary") == shell.DONE
@@ -67,9 +64,7 @@ def test_from_a_log_to_merged_results(
         (("--devices", "0;1"), "not a list of numbers"),
     ],
 )
-def test_options_that_can_t_be(
-    tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_can_t_be(tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         optimize.main([log_in(tmp_path), "-o", str(tmp_path / "tunings"), *words])
     assert ended.value.code == shell.REFUSED and complaint in capsys.readouterr().err
@@ -85,7 +80,7 @@ def test_options_that_can_t_be(
         (line(m=16, n=16, k=16, beta="1.0"), "none of its 1 GEMMs can be computed"),
     ],
 )
-def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: Capsys) -> None:
     path = tmp_path / "job.log"
     path.write_text(text)
     assert run(tmp_path, str(path)) == shell.REFUSED
@@ -98,15 +93,13 @@ def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: p
     ("words", "complaint"), [(("--libtype", "abacus", "--log_summary"), "abacus"), (("--devices", "0,3"), "need a GPU")]
 )
 def test_what_is_not_there_is_reported_before_anything_is_measured(
-    tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: Capsys
 ) -> None:
     assert run(tmp_path, log_in(tmp_path), *words) == shell.REFUSED
     assert complaint in capsys.readouterr().err and not (tmp_path / "tunings").exists()
 
 
-def test_the_last_stages_need_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_stages_need_a_gpu(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """A campaign that did all that can be done here has not failed; who asks for such a stage alone is refused."""
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     assert run(tmp_path, log_in(tmp_path)) == shell.DONE

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import DATA, libraries, shipped
+from tests.support.nouns import Capsys, Defaults, InputError, Patch, each, results_format
 from tests.support.reports import problem, result, table, write_results, write_run
-from tests.support.tables import each
 from tritongemm.cli import report, result_files
-from tritongemm.core.errors import InputError
-from tritongemm.formats import Defaults, results_format
 from tritongemm.hip_ext import machine
 from tritongemm.results.server_comparison import QUANTITIES, ComparedLoad, Quantity, ServerComparison
 
@@ -24,7 +22,7 @@ REAL = DATA / "h200_fp8_journal.jsonl"
 
 
 @drawn
-def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: Capsys) -> None:
     run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
     assert report.main([str(run), "-o", str(output)]) == 0
     said = capsys.readouterr()
@@ -36,13 +34,13 @@ def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: pytest.Capt
 
 
 @drawn
-def test_a_journal_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_journal_alone(tmp_path: Path, capsys: Capsys) -> None:
     assert report.main([str(REAL), "-o", str(tmp_path / "report.html")]) == 0
     assert "5 results" in capsys.readouterr().out
 
 
 @drawn
-def test_a_workload_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workload_weighs(tmp_path: Path, capsys: Capsys) -> None:
     results = write_results(tmp_path / "out.yaml", [result(problem(16), 1e-6), result(problem(32), 1e-6)])
     workload = tmp_path / "calls.yaml"
     row = "- {M: %d, N: 4096, K: 4096, rowMajorB: N, dtype_a: bf16, dtype_b: bf16, dtype_c: bf16, count: %d}\n"
@@ -57,7 +55,7 @@ def test_a_workload_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @drawn
-def test_older_results_and_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_older_results_and_a_server(tmp_path: Path, capsys: Capsys) -> None:
     new = write_results(tmp_path / "new.yaml", [result(problem(16), 1e-6)])
     old = write_results(tmp_path / "old.yaml", [result(problem(16), 2e-6)])
     words, server = [str(new), "-o", str(tmp_path / "report.html"), "--against", str(old)], tmp_path / "server.json"
@@ -74,7 +72,7 @@ def test_older_results_and_a_server(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<b>2.000</b> step, batch 1" in page and "Against older results" in page
 
 
-def test_shipped_tables_are_those_of_this_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_tables_are_those_of_this_memory(tmp_path: Path, monkeypatch: Patch) -> None:
     shipped.ship(tmp_path, monkeypatch)
     found = result_files.ReadFiles()
     monkeypatch.setattr(machine, "memory_gbps", lambda _: 4800)
@@ -86,7 +84,7 @@ def test_shipped_tables_are_those_of_this_memory(tmp_path: Path, monkeypatch: py
 
 
 @drawn
-def test_a_campaign_weighs_by_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_campaign_weighs_by_its_log(tmp_path: Path, capsys: Capsys) -> None:
     """Of its folder the merged results count, and how the tuning went."""
     folder, output = tmp_path / "tunings", tmp_path / "report.html"
     folder.mkdir()
@@ -105,7 +103,7 @@ def test_a_campaign_weighs_by_its_log(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @drawn
-def test_a_library_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_library_is_shown(tmp_path: Path, capsys: Capsys) -> None:
     records = [libraries.tuned(libraries.linear(m, 48, 64)) for m in (8, 16)]
     libraries.write(tmp_path / "kernels.zip", *records)
     assert report.main([str(tmp_path / "kernels.zip"), "-o", str(tmp_path / "report.html")]) == 0
@@ -113,7 +111,7 @@ def test_a_library_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @drawn
-def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: Capsys) -> None:
     one = write_results(tmp_path / "one.yaml", [result(problem(16), 2e-6)])
     two = write_results(tmp_path / "two.yaml", [result(problem(16), 1e-6)])
     assert report.main([str(one), str(two), "-o", str(tmp_path / "report.html")]) == 0
@@ -122,9 +120,7 @@ def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: pytest.Captu
 
 
 @drawn
-def test_of_too_many_results_those_that_take_time_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_results_those_that_take_time_are_shown(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setattr(result_files, "MOST_RECORDS", 2)
     path = write_results(tmp_path / "out.yaml", [result(problem(m), m * 1e-6) for m in (1, 3, 2)])
     assert report.main([str(path), "-o", str(tmp_path / "report.html")]) == 0
@@ -134,7 +130,7 @@ def test_of_too_many_results_those_that_take_time_are_shown(
 
 
 @drawn
-def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: Capsys) -> None:
     run = write_run(tmp_path / "out.yaml", table(512, 512), "too slow")
     lines = run.read_text(encoding="utf-8").splitlines(keepends=True)
     run.write_text("".join([lines[0], lines[1].replace('"time(us)": ', '"time(us)": -'), *lines[2:]]), encoding="utf-8")
@@ -154,9 +150,7 @@ def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: pytest.C
         ("- {M: 1, N: 1, K: 1}\n", "no result with a time"),
     ],
 )
-def test_what_holds_no_results_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
-) -> None:
+def test_what_holds_no_results_is_refused(tmp_path: Path, capsys: Capsys, text: str, words: str) -> None:
     path, output = tmp_path / "out.yaml", tmp_path / "report.html"
     path.write_text(text, encoding="utf-8")
     assert report.main([str(path), "-o", str(output)]) == 2
@@ -165,7 +159,7 @@ def test_what_holds_no_results_is_refused(
 
 
 @drawn
-def test_results_through_a_link_and_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_through_a_link_and_a_pipe(tmp_path: Path, capsys: Capsys) -> None:
     run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
     link, pipe = tmp_path / "link.yaml", tmp_path / "pipe"
     link.symlink_to(run)
@@ -177,7 +171,7 @@ def test_results_through_a_link_and_a_pipe(tmp_path: Path, capsys: pytest.Captur
     assert "4 results" in capsys.readouterr().out
 
 
-def test_another_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_file_is_not_replaced(tmp_path: Path, capsys: Capsys) -> None:
     output = tmp_path / "report.html"
     output.write_text("<!doctype html>\n<p>mine", encoding="utf-8")
     assert report.main([str(REAL), "-o", str(output)]) == 2
@@ -187,9 +181,7 @@ def test_another_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "new.html").exists()
 
 
-def test_without_plotly_it_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_plotly_it_says_what_to_install(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     for name in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, name, None)
     assert report.main([str(REAL), "-o", str(tmp_path / "report.html")]) == 2

@@ -8,17 +8,11 @@ import pytest
 
 from tests.support.evaluators import FakeEvaluator
 from tests.support.fakes import server_kernels
+from tests.support.nouns import Capsys, Config, Defaults, FormatRow, Machine, Patch, Problem, load_target, registry
 from tritongemm.backends import _server_kernels
 from tritongemm.backends._server_kernels import ServerBackend
 from tritongemm.cli import options, tune
-from tritongemm.core.config import Config
-from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem
-from tritongemm.formats import Defaults
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import LibraryBackend
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.tune import cluster, servers, session
 
 H200 = Machine(load_target("sm90"), "nvidia", (0,), "H200", "a GPU")
@@ -33,7 +27,7 @@ def choose(words: list[str], machine: Machine = H200, dtype: str = "") -> tuple[
     return servers.choose_kernels(request, rows, machine, said.append), " ".join(said)
 
 
-def test_the_servers_own_kernels_race_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_own_kernels_race_where_they_can(monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(_server_kernels, "find_spec", lambda top: None)
         backend, said = choose(TABLE)
@@ -49,7 +43,7 @@ def test_the_servers_own_kernels_race_where_they_can(monkeypatch: pytest.MonkeyP
     assert backend == "triton" and "multiply fp8e4m3fn" in said
 
 
-def test_the_user_may_say_whose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_user_may_say_whose(monkeypatch: Patch, capsys: Capsys) -> None:
     server_kernels.install_vllm(monkeypatch)
     assert choose([*TABLE, "--libtype", "triton"]) == ("triton", "")
     assert choose([*TABLE, "--libtype", "vllm"]) == ("vllm", "")
@@ -73,7 +67,7 @@ class ScriptedEvaluator(FakeEvaluator):
 
 @pytest.mark.parametrize("size", [["-n", "512", "-k", "1024"], ["-n", "256", "-k", "512", "--groups=8", "--top_k=2"]])
 def test_a_table_of_the_servers_own_kernels(
-    size: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    size: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     """The complete command, but for the device: both kinds of tables, of the backend's results alone."""
     server_kernels.install_vllm(monkeypatch)

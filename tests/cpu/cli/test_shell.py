@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.tables import each
+from tests.support.nouns import Capsys, InputError, Patch, each
 from tritongemm.cli import shell
-from tritongemm.core.errors import InputError
 
 IMPORTS = """import os, signal, sys, time
 from tritongemm.cli import shell
@@ -45,7 +44,7 @@ def status_of(error: BaseException) -> int:
     ],
 )
 def test_what_ends_a_command_is_reported_in_one_line(
-    capsys: pytest.CaptureFixture[str], error: BaseException, status: int, line: str
+    capsys: Capsys, error: BaseException, status: int, line: str
 ) -> None:
     assert status_of(error) == status
     err = capsys.readouterr().err
@@ -57,7 +56,7 @@ def test_a_fault_of_the_program_keeps_its_traceback() -> None:
         status_of(ValueError("own fault"))
 
 
-def test_the_folder_for_temporary_files_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_folder_for_temporary_files_is_named(capsys: Capsys, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(tmp_path))
         assert status_of(OSError(errno.ENOSPC, "No space left on device", f"{tmp_path}/tritongemm-x/y.py")) == 2
@@ -140,7 +139,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "error: the current folder is not there any more; change into another one"
 
 
-def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_one_line(monkeypatch: Patch, capsys: Capsys) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", shell._show_warning)

@@ -5,20 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nouns import Capsys, Config, Machine, Patch, Record, Trial, TunerFormat, loader, registry
 from tritongemm.cli import gradlib, tune
-from tritongemm.core.config import Config
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
 from tritongemm.hip_ext import machine
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.results import tuned_file
 from tritongemm.results.revalidation import RetimedResult
 from tritongemm.results.store import Store
-from tritongemm.search_spaces import loader
 from tritongemm.tune import cluster
 from tritongemm.tune.request import TuneRequest
 from tritongemm.tune.revalidate import Revalidation
@@ -44,7 +38,7 @@ def result(m: int, config: Config, us: float) -> Record:
 
 
 @pytest.fixture
-def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def output(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A file of tuned configs, sizes beside it, and a run that tunes them as `TIMES` says."""
     path, aiter = tmp_path / "bf16_tuned_gemm.csv", registry.get(TunerFormat, "aiter")
     tuned_file.write(path, aiter, [result(m, OLD, 10) for m, (old, *_) in TIMES.items() if old != 0])
@@ -84,7 +78,7 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_only_better_rows_are_taken_over(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_better_rows_are_taken_over(output: Path, capsys: Capsys) -> None:
     before = output.read_text()
     words = ["-i", "bf16_untuned_gemm.csv", "--compare"]
     assert gradlib.main(words) == 0
@@ -109,7 +103,7 @@ def test_only_better_rows_are_taken_over(output: Path, capsys: pytest.CaptureFix
     assert {row.problem.m for row in rows if row.config == NEW} == {*BETTER, 17}
 
 
-def test_rows_of_aiters_own_kernels_are_not_replaced(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_aiters_own_kernels_are_not_replaced(output: Path, capsys: Capsys) -> None:
     """Nothing here can time them."""
     output.write_text(output.read_text().replace(OLD.name, "a_kernel_of_theirs"))
     before = output.read_text()
@@ -118,7 +112,7 @@ def test_rows_of_aiters_own_kernels_are_not_replaced(output: Path, capsys: pytes
     assert [line for line in output.read_text().splitlines() if ",18,64,128," not in line] == before.splitlines()
 
 
-def test_the_rows_of_a_file_are_timed(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rows_of_a_file_are_timed(output: Path, capsys: Capsys) -> None:
     assert gradlib.main(["--run_config", str(output)]) == 1, "one does not run"
     said = capsys.readouterr()
     assert "16x64x128_bf16_TN" in said.out and "it hangs" in said.out and "18x" not in said.out
@@ -139,15 +133,13 @@ def test_the_rows_of_a_file_are_timed(output: Path, capsys: pytest.CaptureFixtur
         ("-i bf16_untuned_gemm.csv --run_config", "--run_config times rows on a GPU, and there is none"),
     ],
 )
-def test_what_can_not_be_compared(
-    output: Path, words: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_can_not_be_compared(output: Path, words: str, complaint: str, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(machine, "count_devices", lambda: 0)
     assert gradlib.main(words.split()) == 2
     assert complaint in capsys.readouterr().err
 
 
-def test_layers_with_experts_are_not_compared(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_with_experts_are_not_compared(output: Path, capsys: Capsys) -> None:
     head = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
     row = "16,256,128,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0"
     Path("untuned_fmoe.csv").write_text(f"{head}\n{row}\n")

@@ -12,12 +12,8 @@ import torch
 
 from tests.support.launched_modules import launches_for
 from tests.support.module_cases import CASES
+from tests.support.nouns import Config, Family, Problem, Target, WeightLayout, matrices, registry
 from tritongemm.codegen import modules, render, template_facts
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.target import Target
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search_spaces import loader as target_files
 
 TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}

@@ -8,17 +8,11 @@ import pytest
 
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS
 from tests.support.lent_processes import LentProcess
+from tests.support.nouns import Config, Family, Problem, Support, each, load_target, matrices, registry
 from tests.support.summing import DEPTH, RANKS_ROLE, STEP, SumJob
-from tests.support.tables import each
 from tritongemm.codegen import modules
 from tritongemm.codegen.reduction_orders import reduction_order
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.support import Support
 from tritongemm.measure.interpreting import InterpreterJob
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.child_process import WorkerProcess
 
 POLL, SWAP = (("poll", 1),), (("swap_ab", 1),)

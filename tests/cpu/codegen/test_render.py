@@ -31,20 +31,14 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
     WS_FRAGMENTS,
 )
-from tests.support.tables import each
+from tests.support.nouns import Config, Defaults, InputError, Patch, Record, each, make_problem, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import geometry, modules, render, template_facts
 from tritongemm.codegen.specialised_text import specialise
 from tritongemm.core import target
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.formats import make_problem
 from tritongemm.hip_ext.binaries import code_object
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -75,7 +69,7 @@ def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
     assert not silent
 
 
-def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     """The message names the file, the key, and those that a header can have."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "toy.j2").write_text("{#---\nsummary: a toy\ngrid: [1, 1, 1]\noverlap: [ahead]\n---#}\n")

@@ -7,18 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.launch import Launch, Param
+from tests.support.nouns import Config, Defaults, InputError, Launch, Param, SearchLimits, each, load_target, loader
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.space import SearchLimits
 from tritongemm.formats import results_format
 from tritongemm.results.schema import read_problem
 from tritongemm.search import space
-from tritongemm.search_spaces import loader
-from tritongemm.search_spaces.loader import load_target
 
 
 def test_short_names() -> None:

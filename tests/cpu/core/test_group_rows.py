@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
+from tests.support.nouns import InputError, Problem, each
 from tritongemm.core.group_rows import Groups, row_counts
-from tritongemm.core.problem import Problem
 from tritongemm.search.typical import typical
 
 GROUPED = Problem(41, 72, 88, groups=Groups(5, spread="captured", counts=(7, 0, 33, 1, 0)))

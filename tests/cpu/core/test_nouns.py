@@ -8,16 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.tables import each
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
+from tests.support.nouns import Artifact, Config, Record, each
+from tests.support.nouns import loader as target_files
 from tritongemm.core.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
 from tritongemm.core.errors import InputError, TargetError, TritonGemmError
 from tritongemm.core.problem import MAX_DIM, Operand, Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.trial import STAGES, STATUSES, Trial
-from tritongemm.search_spaces import loader as target_files
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 IDENTIFIERS = st.from_regex(r"[a-z]+(_[a-z0-9]*[a-z])*", fullmatch=True)

@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import emulated
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Config, InputError, Launch, Machine, Patch, Record, each, registry
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import export, launch_plan
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext import machine
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.results.store import Store
 from tritongemm.search_spaces import loader as target_files
@@ -40,7 +34,7 @@ def record(problem: Problem, config: Config = TILE, arch: str = "sm90") -> Recor
     )
 
 
-def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: Patch) -> None:
     """The same launch, for the size they were tuned for and others whose remainders are alike."""
     half = replace(SIZE, a=SIZE.a._replace(dtype="fp16"), b=SIZE.b._replace(dtype="fp16"), c=Operand("fp16"))
     records = [record(SIZE), record(half), record(SIZE, TMA), record(SIZE, STREAM), record(SIZE, arch="gfx942")]
@@ -72,7 +66,7 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not ASM.candidates(replace(SIZE, k=168), SM90.target)
 
 
-def test_sizes_share_what_the_compiler_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_share_what_the_compiler_assumed(tmp_path: Path, monkeypatch: Patch) -> None:
     """A kernel whose rows start at multiples of 16 bytes must not get rows that do not."""
     tuned = replace(SIZE, n=40, k=168)
     (path,), _ = kernel_manifest.export([record(tuned)], tmp_path, SM90)
@@ -82,7 +76,7 @@ def test_sizes_share_what_the_compiler_assumed(tmp_path: Path, monkeypatch: pyte
         assert "must be multiples as in 1/8/8" in ASM.has_candidates(other, SM90.target).reason
 
 
-def test_offsets_reach_what_the_compiler_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_reach_what_the_compiler_assumed(tmp_path: Path, monkeypatch: Patch) -> None:
     """Buffer instructions of AMD have offsets of 32 bits: a kernel for small operands must not get large ones."""
     gfx942 = Machine(target_files.load_target("gfx942"), "", (), "MI300X", "")
     (path,), _ = kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, gfx942)
@@ -106,7 +100,7 @@ def test_of_two_results_of_one_size_the_devices_own_is_exported(tmp_path: Path, 
     assert left_out == [(other, "the result of 132 compute units is taken")]
 
 
-def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_no_manifest_can_describe(capsys: Capsys, tmp_path: Path) -> None:
     bias = replace(SIZE, bias="m")
     wide = replace(SIZE, m=128, n=128, k=128)
     records = [record(SIZE), record(bias), record(wide, TMA), record(replace(wide, m=64), STREAM)]
@@ -126,9 +120,7 @@ def test_what_no_manifest_can_describe(capsys: pytest.CaptureFixture[str], tmp_p
     assert ASM.available() or "TRITONGEMM_ASM_MANIFESTS" in ASM.available().reason
 
 
-def test_predicted_winners_and_other_backends_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predicted_winners_and_other_backends_are_reported(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     results = tmp_path / "tuned.yaml"
     algorithm = Config("heuristic", 0, 0, 0, options=(("algo", 1),), backend="blaslt")
     with Store.open(results, "sm90", {}, {}) as store:

@@ -9,19 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, emulated
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Config, KernelBackend, Patch, Problem, each, loader, matrices, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
-from tritongemm.core.config import Config
 from tritongemm.core.launch import Launch, StridePlaces
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.export import launch_plans, selection
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.compilers import hip_compiler
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
-from tritongemm.search_spaces import loader
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
 
@@ -40,9 +35,7 @@ def write(folder: Path, *options: str, size: tuple[int, int, int] = (M, N, K), t
     return sorted(folder.glob("plan_*.json"))
 
 
-def test_what_no_plan_can_hold_is_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_plan_can_hold_is_passed_over(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     """Of Hopper's kernels those of its copy engine are predicted fastest; a driver makes their tensor maps."""
     ranked = [Config("tma", 64, 64, 64), Config("tma", 64, 128, 64), Config("tile", 64, 64, 64)]
     monkeypatch.setattr(selection, "rank_candidates", lambda *_: ranked)
@@ -55,9 +48,7 @@ def test_what_no_plan_can_hold_is_passed_over(
 
 
 @pytest.mark.heavy
-def test_a_config_whose_loop_spills_is_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_whose_loop_spills_is_passed_over(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     """Instructions of 16 rows whose operands are read by eights: at 256 x 256 they need more than 256 registers."""
     spills, steady = (
         Config("tile", 256, 256, 64, num_warps=8, options=(("kpack", kpack), ("matrix_instr_nonkdim", 16)))
@@ -186,7 +177,7 @@ def test_best_config_and_all(tmp_path: Path) -> None:
         (["--target", "gfx1"], "unknown target"),
     ],
 )
-def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], named: str) -> None:
+def test_bad_input_is_named(tmp_path: Path, capsys: Capsys, options: list[str], named: str) -> None:
     size = [] if "-m" in options else ["-m", "8", "-n", "8", "-k", "8"]
     assert launch_plan.main([*size, "-o", str(tmp_path), *options]) == 2
     said = capsys.readouterr().err
@@ -338,7 +329,7 @@ class StandIn:
         return self.compiled[-1]
 
 
-def test_a_recorder_that_was_replaced_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorder_that_was_replaced_is_compiled_again(tmp_path: Path, monkeypatch: Patch) -> None:
     compiler, facts = StandIn(), target_files.load_target("gfx942")
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     monkeypatch.setattr(hip_compiler, "compiler", lambda arch: compiler)

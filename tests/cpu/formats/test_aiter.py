@@ -8,16 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.foreign_rows import AITER_HEADER as BF16
-from tests.support.tables import each
+from tests.support.nouns import Backend, Config, Problem, Record, TunerFormat, each, loader, matrices, registry
 from tritongemm.backends.asm import backend as asm
-from tritongemm.core.config import Config
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, TunerFormat
-from tritongemm.search_spaces import loader
 
 ASM = "_ZN5aiter39bf16gemm_fp32bf16_tn_64x64_splitk_cleanE"
 TENSILE = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x256_MI16x16x1_GSU2_SN"

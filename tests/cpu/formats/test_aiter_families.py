@@ -8,14 +8,8 @@ import pytest
 
 from tests.cpu.formats.test_aiter import read
 from tests.cpu.formats.test_aiter import save as written
-from tests.support.tables import each
-from tritongemm.core.config import Config
+from tests.support.nouns import Config, Defaults, Problem, Record, TunerFormat, each, matrices, registry
 from tritongemm.core.errors import InputError, RemarkWarning
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.workloads import sizes
 
 BEST = Record(

@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nouns import Config, Defaults, Family, FormatRow, Record, TunerFormat, each, load_target, registry
 from tests.support.stores import take
-from tests.support.tables import each
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.format_row import Defaults, FormatRow
-from tritongemm.core.record import Record
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, TunerFormat
 from tritongemm.results.tuned_file import TunedFile
-from tritongemm.search_spaces.loader import load_target
 
 KEYS = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
 FP8 = "torch.float8_e4m3fn"

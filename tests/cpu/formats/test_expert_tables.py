@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import FormatRow
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Operand
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults
-from tritongemm.plugins import registry
+from tests.support.nouns import Config, Defaults, FormatRow, Groups, InputError, Operand, Patch, Record, each, registry
 from tritongemm.plugins.contracts import KernelBackend, ServerFormat
 from tritongemm.search_spaces.loader import load_target
 
@@ -131,7 +123,7 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.servers
-def test_vllms_own_loader_reads_the_table(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_own_loader_reads_the_table(written: Path, monkeypatch: Patch) -> None:
     loader = pytest.importorskip("vllm.model_executor.layers.fused_moe.fused_moe", exc_type=ImportError)
     monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(written))
     monkeypatch.setattr(loader, "get_device_name_as_file_name", lambda: "NVIDIA_H200")
@@ -140,7 +132,7 @@ def test_vllms_own_loader_reads_the_table(written: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.servers
-def test_sglangs_own_loader_reads_the_table(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglangs_own_loader_reads_the_table(written: Path, monkeypatch: Patch) -> None:
     place = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_config"
     loader = pytest.importorskip(place, exc_type=ImportError)
     settings = SimpleNamespace(deterministic=SimpleNamespace(enable_deterministic_inference=False))

@@ -7,14 +7,10 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import algorithm, product
+from tests.support.nouns import Capsys, Config, Problem, Record, WritableFormat, matrices, registry
 from tritongemm.cli import convert
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, results_format
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import WritableFormat
 
 FORMAT = registry.get(WritableFormat, "hipblaslt_override")
 PATH = Path("tuning.txt")
@@ -91,7 +87,7 @@ def test_types_that_are_not_supported_are_kept() -> None:
         assert not FORMAT.read(PATH, text, Defaults())
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "final.yaml").write_text(results_format().write([result(product())]), encoding="utf-8")
     argv = [str(tmp_path / "final.yaml"), "-o", str(tmp_path / "tuning.txt")]
     assert convert.main(argv) == 0

@@ -9,15 +9,8 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import product
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import UntunableRowsWarning
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults
+from tests.support.nouns import Config, Defaults, Problem, Record, UntunableRowsWarning, WritableFormat, each, registry
 from tritongemm.formats.inductor_lookup import key_of
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import WritableFormat
 
 TABLE = registry.get(WritableFormat, "inductor_lookup")
 PATH = Path("table.json")

@@ -10,22 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.formats import read_text, write_text
-from tests.support.tables import each
+from tests.support.nouns import Config, Family, FormatRow, Groups, each, load_target, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.cli import options
-from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, RemarkWarning
-from tritongemm.core.format_row import FormatRow
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats import Defaults, format_of, results_format
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.workloads import sizes
 
 HERE = Path("rows.yaml")

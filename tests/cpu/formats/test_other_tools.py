@@ -19,15 +19,8 @@ from tests.cpu.formats import test_tensile_logic as tensile
 from tests.cpu.formats import test_tile_tables as tables
 from tests.cpu.formats import test_tunableop as tunableop
 from tests.support.foreign_rows import REVISION, algorithm, product
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
+from tests.support.nouns import Config, Defaults, Groups, InputError, Problem, Record, each, matrices, registry
 from tritongemm.core.format_row import Translation
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ServerFormat, WritableFormat
 
 BF16 = aiter.TUNED["bf16_tuned_gemm.csv"]

@@ -9,14 +9,9 @@ import pytest
 import yaml
 
 from tests.support import foreign_rows
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Defaults, Problem, Record, WritableFormat, each, registry, results_format
 from tritongemm.cli import convert
 from tritongemm.core.errors import InputError, UntunableRowsWarning
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults, results_format
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import WritableFormat
 
 FORMAT = registry.get(WritableFormat, "tensile_logic")
 KIND: dict[str, Any] = {
@@ -189,7 +184,7 @@ def test_a_damaged_file_is_refused_by_name(text: str, complaint: str) -> None:
         FORMAT.read(PATH, text, Defaults())
 
 
-def test_the_command_writes_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_copy(tmp_path: Path, capsys: Capsys) -> None:
     base, tuned, out = (tmp_path / name for name in ("base_Cijk_x.yaml", "tuned_Cijk_x.yaml", "new_Cijk_x.yaml"))
     base.write_text(BASE, encoding="utf-8")
     tuned.write_text(logic({C: (0, 0.0)}, ("32x32x32",)), encoding="utf-8")

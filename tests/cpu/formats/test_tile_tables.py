@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults, make_problem
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, ServerFormat
+from tests.support.nouns import Config, Defaults, Format, InputError, Record, ServerFormat, each, make_problem, registry
 
 VLLM, SGLANG, EXPERTS_TABLE = (
     registry.get(ServerFormat, name) for name in ("vllm_dense_json", "sglang_dense_json", "vllm_moe_json")

@@ -7,14 +7,7 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import algorithm, product
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import UntunableRowsWarning
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import WritableFormat
+from tests.support.nouns import Config, Defaults, Problem, Record, UntunableRowsWarning, WritableFormat, each, registry
 
 CSV = registry.get(WritableFormat, "tunableop_csv")
 PATH = Path("tunableop_results0.csv")

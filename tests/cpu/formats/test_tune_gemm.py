@@ -5,14 +5,8 @@ import yaml
 
 from tests.support import DATA
 from tests.support.formats import read_text
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem, matrices
+from tests.support.nouns import Config, Format, FormatRow, InputError, Problem, each, matrices, registry
 from tritongemm.formats import Defaults, make_problem
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
 
 FIELD = DATA / "tune_gemm"
 TUNE_GEMM = registry.get(Format, "tune_gemm")

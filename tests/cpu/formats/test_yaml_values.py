@@ -8,9 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.formats import Defaults, results_format
+from tests.support.nouns import Defaults, InputError, each, results_format
 from tritongemm.formats import _yaml_values as values
 from tritongemm.formats._yaml_rows import flow
 from tritongemm.workloads import sizes

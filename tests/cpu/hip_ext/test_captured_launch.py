@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.support.linear_layers import StandInDriver
-from tritongemm.core.errors import DriverError
-from tritongemm.core.launch import Buffer, Launch, Param
+from tests.support.nouns import Buffer, DriverError, Launch, Param, Patch
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured
 from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
@@ -306,7 +305,7 @@ def test_c_is_reported_as_a_map_and_as_a_pointer() -> None:
     assert words[1] == 0x4000 and words[16:] == [0x4000, 0x5000, 0, 0]
 
 
-def test_no_two_streams_or_captures_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_streams_or_captures_share_memory(monkeypatch: Patch) -> None:
     device: Any = StandInDriver()
     capture = 0
     monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)

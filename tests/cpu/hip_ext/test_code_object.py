@@ -16,19 +16,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.support.counted_calls import count_calls
-from tests.support.tables import each
+from tests.support.nouns import Config, InputError, KernelBackend, Problem, each, load_target, registry
 from tritongemm.core.artifact import Artifact, LoopFacts
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.kernel_loops import measure
 from tritongemm.hip_ext.binaries.lost_waits import loses_a_wait
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.search.cost_model import model
-from tritongemm.search_spaces.loader import load_target
 
 NVIDIA_BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TARGETS = {

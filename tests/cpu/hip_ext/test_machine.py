@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Patch, Problem, Target, TargetError, each
 from tritongemm.cli import tune
-from tritongemm.core.errors import TargetError
-from tritongemm.core.problem import Problem
-from tritongemm.core.target import Target
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
 from tritongemm.tune.options import TuningOptions
@@ -34,15 +31,13 @@ class FakeDevice:
 @each(("wanted", "named"), [
     ("sm90", "sm90 (H100)"), ("H200", "sm90 (H200)"), ("MI300A", "gfx942 (MI300A, with the figures of MI300X)"),
 ])  # fmt: skip
-def test_without_a_gpu_the_machine_is_what_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, named: str
-) -> None:
+def test_without_a_gpu_the_machine_is_what_was_asked_for(monkeypatch: Patch, wanted: str, named: str) -> None:
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     assert machine.find_machine(wanted).why == f"no GPU here: compiling for {named}"
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: Patch) -> None:
     fake = FakeDevice()
     monkeypatch.setattr(driver, "find_vendor", lambda: "nvidia")
     monkeypatch.setattr(driver, "open_driver", lambda _: fake)
@@ -81,13 +76,7 @@ ON_THE_GPU, ELSEWHERE = "--profiler events", "--target gfx942"
     ],
 )
 def test_what_is_tried(
-    two_gpus: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    strategy: str,
-    budget: int,
-    seconds: float,
+    two_gpus: None, tmp_path: Path, monkeypatch: Patch, words: str, strategy: str, budget: int, seconds: float
 ) -> None:
     """A guided search where something is timed; else the best predicted, of which a user may have more or all."""
     plans: list[TuningOptions] = []
@@ -102,7 +91,7 @@ def test_what_is_tried(
     assert [(p.strategy, p.budget, p.seconds) for p in plans] == [(strategy, budget, seconds)]
 
 
-def test_devices_of_two_kinds(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_two_kinds(two_gpus: None, monkeypatch: Patch) -> None:
     devices = [FakeDevice(), FakeDevice()]
     devices[1].name = "NVIDIA A100"
     monkeypatch.setattr(driver.open_driver("nvidia"), "device", devices.__getitem__)

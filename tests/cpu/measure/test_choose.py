@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.tables import each
-from tritongemm.core.trial import BASELINE_ENTRY
+from tests.support.nouns import BASELINE_ENTRY, each
 from tritongemm.measure.choose import MARGIN, Choice, choose, decided, faster, still_racing
 from tritongemm.measure.race import BRIEF_ROUNDS
 

@@ -10,20 +10,13 @@ import pytest
 from tests.support import fake_ray
 from tests.support.fake_ray import FakeRay
 from tests.support.host_device import host_launch
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
+from tests.support.nouns import Artifact, Backend, Config, Launch, Machine, MeasureProtocol, Patch, Trial, registry
 from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
-from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.trial import Trial
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure import cluster
 from tritongemm.measure.cluster import ClusterGpus, HostFacts, own_versions
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, ScreenJob
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerDied
 from tritongemm.system.ray_hosts import RayHosts
@@ -66,7 +59,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def clean(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(Survey, "facts", [])
     monkeypatch.setattr(Gpu, "launches", [])
     monkeypatch.setattr(Gpu, "before", lambda launch: None)
@@ -97,23 +90,21 @@ def facts(**other: Any) -> HostFacts:
     return HostFacts(replace(H200, **other), own_versions())
 
 
-def test_every_gpu_of_the_hosts_is_used(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_every_gpu_of_the_hosts_is_used(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"head": 0, "one": 2, "two": 1})
     machine = found(ray, said).machine
     assert machine.devices == (0, 1, 2) and machine.vendor == "nvidia" and machine.target is H200.target
     assert machine.why == "tuning on H200 x 3 (sm90) of a Ray cluster; one: 2, two: 1" and not said
 
 
-def test_no_more_are_used_than_asked_for(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_no_more_are_used_than_asked_for(monkeypatch: Patch, said: list[str]) -> None:
     """The others are free again."""
     ray = fake_ray.put_in_place(monkeypatch, {"one": 2, "two": 2})
     assert found(ray, said, most=3).machine.devices == (0, 1, 2)
     assert ray.held == {"one": 2, "two": 1}
 
 
-def test_gpus_of_several_kinds_are_refused_or_chosen_by_their_architecture(
-    monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_gpus_of_several_kinds_are_refused_or_chosen_by_their_architecture(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     a100 = facts(target=target_files.load_target("sm80"), product="A100")
     Survey.facts[:] = [facts(), a100]
@@ -131,7 +122,7 @@ def test_gpus_of_several_kinds_are_refused_or_chosen_by_their_architecture(
         found(ray, said, "gfx942")
 
 
-def test_a_cluster_that_can_not_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_a_cluster_that_can_not_be_used_is_refused(monkeypatch: Patch, said: list[str]) -> None:
     with pytest.raises(InputError, match="the cluster has no GPU"):
         found(fake_ray.put_in_place(monkeypatch, {"head": 0}), said)
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
@@ -143,7 +134,7 @@ def test_a_cluster_that_can_not_be_used_is_refused(monkeypatch: pytest.MonkeyPat
         found(ray, said)
 
 
-def test_gpus_that_others_hold_have_no_part(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_gpus_that_others_hold_have_no_part(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     ray.busy = {"two"}
     assert found(ray, said).machine.devices == (0,) and said == ["a GPU of host two has no part: others hold it"]
@@ -152,7 +143,7 @@ def test_gpus_that_others_hold_have_no_part(monkeypatch: pytest.MonkeyPatch, sai
         found(ray, said)
 
 
-def test_a_host_that_is_lost_but_still_listed_has_no_part(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_a_host_that_is_lost_but_still_listed_has_no_part(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     nodes = ray.nodes()
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
@@ -160,7 +151,7 @@ def test_a_host_that_is_lost_but_still_listed_has_no_part(monkeypatch: pytest.Mo
     assert found(ray, said).machine.devices == (0,) and said == ["a GPU of host one has no part: the host is lost"]
 
 
-def test_code_objects_are_sent_once(monkeypatch: pytest.MonkeyPatch, said: list[str], tmp_path: Path) -> None:
+def test_code_objects_are_sent_once(monkeypatch: Patch, said: list[str], tmp_path: Path) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
     (gpu,) = evaluators(found(ray, said))
     for _ in range(2):
@@ -170,7 +161,7 @@ def test_code_objects_are_sent_once(monkeypatch: pytest.MonkeyPatch, said: list[
     assert Path(path).is_relative_to(tmp_path / "there") and Path(path).read_bytes() == b"code"
 
 
-def lose_at(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, losses: dict[int, str]) -> None:
+def lose_at(ray: FakeRay, monkeypatch: Patch, losses: dict[int, str]) -> None:
     """Lose hosts once `launches` launches have been made."""
 
     def before(launch: Launch) -> None:
@@ -179,7 +170,7 @@ def lose_at(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, losses: dict[int, str
     monkeypatch.setattr(Gpu, "before", before)
 
 
-def test_another_gpu_does_the_work_of_one_that_is_lost(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_another_gpu_does_the_work_of_one_that_is_lost(monkeypatch: Patch, said: list[str]) -> None:
     """The candidate that ran is tried again, and no other."""
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     first, second = evaluators(found(ray, said))
@@ -190,7 +181,7 @@ def test_another_gpu_does_the_work_of_one_that_is_lost(monkeypatch: pytest.Monke
     assert len(list(second.screen(SIZE, ARTIFACTS, 1.0))) == 3
 
 
-def test_a_free_gpu_takes_over(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_a_free_gpu_takes_over(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 2})
     first = evaluators(found(ray, said, most=2))[0]
     lose_at(ray, monkeypatch, {1: "one"})
@@ -198,7 +189,7 @@ def test_a_free_gpu_takes_over(monkeypatch: pytest.MonkeyPatch, said: list[str])
     assert said == ["a GPU of host one is lost; one that was free takes over"] and ray.held["two"] == 2
 
 
-def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     gpus = found(ray, said)
     first = evaluators(gpus)[0]
@@ -210,7 +201,7 @@ def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: pytest.MonkeyP
         gpus.require_left()
 
 
-def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: Patch, said: list[str]) -> None:
     """Actors end then, under threads that may still work."""
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 2})
     gpus = found(ray, said, most=1)
@@ -221,7 +212,7 @@ def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: pytest.MonkeyPatc
     assert not said
 
 
-def test_a_process_that_ends_costs_its_candidate_alone(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_a_process_that_ends_costs_its_candidate_alone(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
     (gpu,) = evaluators(found(ray, said))
 

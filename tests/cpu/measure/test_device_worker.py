@@ -16,19 +16,14 @@ import pytest
 import torch
 
 from tests.support.host_device import FAULTS, Device, gpu_on_host, host_launch
-from tritongemm.core.config import Config
+from tests.support.nouns import Buffer, Config, Launch, LibraryBackend, MeasureProtocol, Operands, Patch, registry
 from tritongemm.core.errors import UnavailableError
-from tritongemm.core.launch import Buffer, Launch
-from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure import jobs, operand_sets, race
 from tritongemm.measure.device_worker import DeviceWorker
 from tritongemm.measure.guarded_operands import copy_guarded
 from tritongemm.measure.operand_sets import OperandSets
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.search_spaces import loader as target_files
 
 SIZE = Problem(24, 40, 16, *matrices("fp32"))
@@ -36,7 +31,7 @@ PROTOCOL = MeasureProtocol(rotating_mb=1)
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+def device(monkeypatch: Patch) -> Iterator[Device]:
     """The stand-in, in place of every way to a GPU."""
     with gpu_on_host(monkeypatch) as made:
         yield made
@@ -127,7 +122,7 @@ def test_who_reads_beyond_an_operand_faults_in_the_final(device: Device, tmp_pat
 
 
 def test_a_device_without_guarded_memory_verifies_all_the_same(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def refuse(self: Device, nbytes: int) -> None:
         raise UnavailableError("the driver has no hipMemCreate; a newer driver is needed")
@@ -137,7 +132,7 @@ def test_a_device_without_guarded_memory_verifies_all_the_same(
 
 
 def test_operands_that_take_much_of_the_free_memory_are_verified_where_they_are(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: Device, monkeypatch: Patch
 ) -> None:
     operands = {"a": torch.ones(100), "b": torch.ones(20, 5).T, "c": torch.zeros(0, 5)}
     for free, found in ((3200, True), (3199, False)):
@@ -149,9 +144,7 @@ def test_operands_that_take_much_of_the_free_memory_are_verified_where_they_are(
             assert copies.tensors["b"].stride() == operands["b"].stride()
 
 
-def test_each_sample_of_a_race_follows_the_same_kernel(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_sample_of_a_race_follows_the_same_kernel(device: Device, tmp_path: Path, monkeypatch: Patch) -> None:
     before: list[float] = []
     monkeypatch.setattr(race, "LeadInKernel", lambda torch_device: lambda: before.append(device.now))
     *_, answer = final(candidates(tmp_path, "right", "faster"))
@@ -179,9 +172,7 @@ def test_the_order_of_a_race_is_that_of_the_seed(device: Device, tmp_path: Path)
     assert named[: 4 + 6] == [*entries, "", *rounds[0], *rounds[1]]
 
 
-def test_a_race_rests_as_long_as_it_works_where_arithmetic_draws_power(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_race_rests_as_long_as_it_works_where_arithmetic_draws_power(device: Device, monkeypatch: Patch) -> None:
     rests: list[float] = []
     monkeypatch.setattr(time, "sleep", rests.append)
     for m in (512, 1):
@@ -207,7 +198,7 @@ def test_all_that_a_size_holds_is_counted(device: Device, tmp_path: Path) -> Non
     assert work.bytes == before + 5000 + 8 * SIZE.m * SIZE.n, "the reference, and the largest workspace"
 
 
-def test_a_result_that_a_library_allocates_in_its_pool_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_a_library_allocates_in_its_pool_is_returned(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
     assert operand_sets._allocate_in(None, lambda: 3) == 3
 
@@ -233,7 +224,7 @@ def test_copies_are_side_by_side_as_they_were_laid_out(device: Device) -> None:
     assert not (sets[1]["b"] == 7.0).any() and not (sets[0]["a"] == 7.0).any(), "and none overlap"
 
 
-def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_list_and_race_their_own(device: Device, monkeypatch: Patch) -> None:
     (answer,) = ask(DeviceWorker(), jobs.AlgorithmsJob(setup_of(), "torch", 1))
     assert isinstance(answer, jobs.Algorithms) and {c.backend for c in answer.configs} == {"torch"}
     given = [jobs.LaunchCandidate(config, None) for config in answer.configs]
@@ -253,7 +244,7 @@ def test_libraries_list_and_race_their_own(device: Device, monkeypatch: pytest.M
 @pytest.mark.parametrize("own_c", [True, False])
 @pytest.mark.parametrize("added", [0.0, 1.0])
 def test_a_library_whose_result_is_wrong_does_not_race(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: float, own_c: bool
+    device: Device, tmp_path: Path, monkeypatch: Patch, added: float, own_c: bool
 ) -> None:
     """One element of C is wrong, or none; as some of PyTorch's functions do, it may make C, in another shape."""
 

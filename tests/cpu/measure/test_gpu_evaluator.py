@@ -6,13 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
+from tests.support.nouns import Artifact, Backend, Config, Groups, Launch, MeasureProtocol, Patch, registry
 from tritongemm.core.errors import TritonGemmError, UnavailableError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
@@ -30,8 +26,6 @@ from tritongemm.measure.jobs import (
     ScreenJob,
     VerifyJob,
 )
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
 
@@ -50,7 +44,7 @@ def gpu() -> GpuEvaluator:
 
 
 @pytest.fixture
-def answering(gpu: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> Answering:
+def answering(gpu: GpuEvaluator, monkeypatch: Patch) -> Answering:
     """Has an answer stand for the process, and returns the jobs that it is sent."""
 
     def stand_in(answer: Answer) -> list[MeasureJob]:
@@ -88,7 +82,7 @@ def answers(job: MeasureJob, trial: Callable[[Config], Trial] = passed) -> Itera
 
 
 def test_the_gpu_process_is_asked_for_what_a_library_has(
-    gpu: GpuEvaluator, answering: Answering, monkeypatch: pytest.MonkeyPatch
+    gpu: GpuEvaluator, answering: Answering, monkeypatch: Patch
 ) -> None:
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         yield READY
@@ -110,7 +104,7 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(
 
 
 def test_a_library_is_not_asked_for_what_it_does_not_compute(
-    gpu: GpuEvaluator, answering: Answering, monkeypatch: pytest.MonkeyPatch
+    gpu: GpuEvaluator, answering: Answering, monkeypatch: Patch
 ) -> None:
     """cuBLASLt would list algorithms for one product of a grouped problem's sizes."""
     jobs = answering(lambda job: iter([READY, Algorithms((CONFIGS[0],))]))
@@ -180,7 +174,7 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
         list(gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
 
 
-def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: Patch) -> None:
     """First calls, library algorithms, sizes of which nothing is timed and slow sizes have the complete limit."""
     gpu = GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(), 60)
     launch = Launch("k.cubin", "k", (1, 1, 1), (128, 1, 1), 0, (), ())

@@ -6,9 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tritongemm.core.config import Config
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.trial import BASELINE_ENTRY
+from tests.support.nouns import BASELINE_ENTRY, Config, MeasureProtocol, Patch
 from tritongemm.measure import race
 from tritongemm.measure.jobs import RaceSamples
 
@@ -40,9 +38,7 @@ class HeatingGpu:
 
 
 @pytest.mark.parametrize("sustained", [False, True])
-def test_a_race_at_sustained_power_states_the_times_after_rests_too(
-    sustained: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_race_at_sustained_power_states_the_times_after_rests_too(sustained: bool, monkeypatch: Patch) -> None:
     gpu = HeatingGpu(sustained)
     monkeypatch.setattr(time, "sleep", gpu.sleep)
     monkeypatch.setattr(race, "LeadInKernel", lambda device: lambda: None)

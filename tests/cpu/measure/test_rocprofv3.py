@@ -7,18 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.tables import each
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
+from tests.support.nouns import Artifact, Config, MeasureProtocol, Patch, Problem, each, matrices, registry
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob, WrongBaseline
 from tritongemm.measure.timers import rocprofv3
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer
 from tritongemm.search_spaces import loader as target_files
 
@@ -140,7 +135,7 @@ Tool = Callable[..., None]  # puts the tool on PATH
 
 
 @pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+def tool(tmp_path: Path, monkeypatch: Patch) -> Tool:
     def put(status: int = 0, lose: int = 0) -> None:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
@@ -181,7 +176,7 @@ def test_the_tool_watches_the_generated_module(tool: Tool) -> None:
     assert BASELINE_ENTRY not in run(fp8), "PyTorch would copy its operands"
 
 
-def test_what_the_tool_can_not_do_is_named(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_tool_can_not_do_is_named(tool: Tool, monkeypatch: Patch) -> None:
     with pytest.raises(InputError, match="the generated module, which has no kernels of asm"):
         run(configs=[*CONFIGS, Config("tile", 64, 32, 32, backend="asm")])
     tool(status=1)
@@ -196,7 +191,7 @@ def test_what_the_tool_can_not_do_is_named(tool: Tool, monkeypatch: pytest.Monke
         run()
 
 
-def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: Patch) -> None:
     """Candidates are verified in the GPU's process; those that pass are timed from the trace."""
     tool()
     asked: list[MeasureJob] = []

@@ -11,23 +11,18 @@ from typing import Any
 import pytest
 
 from tests.support import raising
-from tests.support.tables import each
+from tests.support.nouns import SUPPORTED, Capsys, Machine, MeasureProtocol, Patch, Problem, Support, each, registry
 from tests.support.timers import PROFILERS, PlayedGraph, Profiled, profiled
 from tritongemm.cli import tune
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext.driver import driver
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError, busy_seconds
 from tritongemm.measure import device_worker
 from tritongemm.measure.jobs import MeasureSetup, VerifyJob
 from tritongemm.measure.operand_sets import OperandSets
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.measure.timers._traced import TracedClock
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Timer
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tune import session
@@ -36,9 +31,7 @@ needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"
 
 
 @pytest.fixture(params=PROFILERS)
-def clock(
-    request: pytest.FixtureRequest, profilers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Profiled]:
+def clock(request: pytest.FixtureRequest, profilers: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Profiled]:
     with profiled(request.param, profilers, tmp_path, monkeypatch) as found:
         yield found
 
@@ -89,11 +82,7 @@ def test_launches_that_overlap_count_what_they_share_once(clock: Profiled) -> No
     ],
 )
 def test_what_does_not_match_the_launches_is_never_a_time(
-    clock: Profiled,
-    nodes: list[tuple[str, int, int]],
-    symbol: str,
-    message: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Profiled, nodes: list[tuple[str, int, int]], symbol: str, message: str | None, monkeypatch: Patch
 ) -> None:
     timer, gpu = clock.clock, clock.gpu
     monkeypatch.setattr(timer, "RECORDS_TIMEOUT_SECONDS", 0.01)
@@ -129,7 +118,7 @@ def test_busy_time_is_the_union() -> None:
     assert busy_seconds([]) == 0
 
 
-def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: Patch) -> None:
     """The timer is prepared before PyTorch or the driver touches a device."""
     monkeypatch.setattr(registry.get(Timer, "rocprofiler"), "prepare", raising(UnavailableError("too late")))
     worker = device_worker.DeviceWorker()
@@ -148,9 +137,7 @@ def operands_with(timer: str) -> OperandSets:
 
 
 @each(("name", "screened"), [("cupti", "graph-events"), ("events", "graph-events")])
-def test_the_screen_has_the_clock_that_the_races_names(
-    name: str, screened: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_screen_has_the_clock_that_the_races_names(name: str, screened: str, monkeypatch: Patch) -> None:
     made: list[str] = []
 
     def make(label: str, device: object, stream: int) -> str:
@@ -167,7 +154,7 @@ def test_the_screen_has_the_clock_that_the_races_names(
 
 
 @each("name", ["cupti", "rocprofiler", "rocprofv3"])
-def test_without_the_vendor_a_profiler_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_vendor_a_profiler_says_why(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(
         driver, "open_driver", lambda vendor: (_ for _ in ()).throw(UnavailableError(f"no {vendor} driver"))
     )
@@ -178,7 +165,7 @@ def test_without_the_vendor_a_profiler_says_why(name: str, monkeypatch: pytest.M
     assert not support and ("no nvidia driver" in reason or "no amd driver" in reason or "/nowhere/bin" in reason)
 
 
-def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch: Patch) -> None:
     present = driver.find_vendor()
     monkeypatch.setattr(driver, "open_driver", lambda vendor: None)
     if present != "amd":
@@ -189,7 +176,7 @@ def on_a_gpu() -> Machine:
     return Machine(target_files.load_target("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
 
 
-def test_the_clock_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_clock_of_a_run(monkeypatch: Patch, capsys: Capsys) -> None:
     here = on_a_gpu()
     supports = {"rocprofiler": SUPPORTED, "cupti": SUPPORTED, "rocprofv3": Support("not found"), "events": SUPPORTED}
     for name in supports:

@@ -9,16 +9,11 @@ import torch
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import FRAGMENTS, FRAGMENTS_OF_GROUPS, GFX942, SM90
 from tests.support.lent_processes import LentProcess
+from tests.support.nouns import Config, Family, Groups, InputError, Target, WeightLayout, registry
 from tritongemm.codegen import modules
 from tritongemm.codegen.geometry import unmet_need
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.target import Target
 from tritongemm.measure.interpreting import InterpreterJob
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 

@@ -8,18 +8,14 @@ import pytest
 import torch
 
 from tests.support import emulated
-from tests.support.tables import each
+from tests.support.nouns import Config, Defaults, InputError, each, make_problem, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.backends.ck import backend as ck
 from tritongemm.cli import launch_plan
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.export import launch_plans
-from tritongemm.formats import Defaults, make_problem
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, ScaleLayout
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 
 GFX90A, GFX950 = target_files.load_target("gfx90a"), target_files.load_target("gfx950")
 FAMILY = registry.get(Family, "a4w4_blockscale")

@@ -9,23 +9,16 @@ import pytest
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
-from tests.support.tables import each
+from tests.support.nouns import Config, InputError, Launch, Machine, Patch, Record, Target, each, registry
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import launch_plan
 from tritongemm.codegen import render, template_facts
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.launch import Launch
 from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.target import Target
 from tritongemm.export import kernel_manifest
 from tritongemm.formats import Defaults, FormatRow, make_problem, results_format
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, Format, KernelBackend
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
@@ -143,9 +136,7 @@ def test_sums_that_are_added_up_a_few_rows_at_a_time_are_scaled(tmp_path: Path, 
     emulated.run_scaled(tmp_path, path)
 
 
-def test_exported_kernels_are_distinguished_from_those_without_scales(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exported_kernels_are_distinguished_from_those_without_scales(tmp_path: Path, monkeypatch: Patch) -> None:
     scaled = replace(INT8, bias="none", k=128, c=Operand("bf16"))
     record = Record(scaled, "gfx942", SPLIT, "triton", 1e-6, 0.0, "events")
     (path,), refused = kernel_manifest.export([record], tmp_path, Machine(GFX942, "", (), "", ""))

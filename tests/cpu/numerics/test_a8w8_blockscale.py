@@ -11,16 +11,10 @@ import torch
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
+from tests.support.nouns import Config, Family, InputError, KernelBackend, Operands, Problem, Record, matrices, registry
 from tritongemm.codegen import template_facts
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.formats import Defaults, make_problem, results_format
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files

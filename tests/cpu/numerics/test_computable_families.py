@@ -3,14 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
-
-from tests.support.tables import each
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.target import Target
+from tests.support.nouns import Patch, Problem, Target, each, load_target, matrices
 from tritongemm.numerics import computable_families
 from tritongemm.numerics.computable_families import name_others
-from tritongemm.search_spaces.loader import load_target
 
 
 @each(
@@ -35,7 +30,7 @@ def test_others_are_named_for_a_family_that_is_not_computed() -> None:
     assert name_others(odd, load_target("gfx942")) == "", "its size is wrong, not its family"
 
 
-def test_thousands_of_rows_ask_once_what_a_target_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_rows_ask_once_what_a_target_computes(monkeypatch: Patch) -> None:
     asked: list[str] = []
 
     def typical(name: str, target: Target) -> Iterator[Problem]:

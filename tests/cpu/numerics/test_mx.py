@@ -11,13 +11,8 @@ from tests.support import emulated
 from tests.support.covering import pairwise
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
+from tests.support.nouns import Config, Family, Groups, InputError, KernelBackend, Problem, matrices, registry
 from tritongemm.codegen import render
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.cost_model import model
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space

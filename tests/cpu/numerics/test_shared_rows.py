@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from tests.support.tables import each
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.support import Support
+from tests.support.nouns import Family, Groups, Problem, Support, each, matrices, registry
 from tritongemm.numerics import shared_rows
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 
 FP8 = matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")
 PROBLEM = Problem(40, 24, 512, *matrices("bf16", layout="TN"), bias="n")

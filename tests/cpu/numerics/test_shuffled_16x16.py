@@ -9,20 +9,17 @@ import torch
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Config, Patch, each, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import param_layout, scaled
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.cli import launch_plan
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.export import launch_plans
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")
 NUZ = "fp8e4m3fnuz"
@@ -142,9 +139,7 @@ def test_a_bias_of_zeros() -> None:
 @pytest.mark.emulator
 @pytest.mark.parametrize(("family", "order"), [*((f, LAYOUT.name) for f in FAMILIES), ("a4w4_blockscale", PLAIN)])
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_aiters_kernels_run_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, family: str, order: str
-) -> None:
+def test_aiters_kernels_run_right(tmp_path: Path, monkeypatch: Patch, arch: str, family: str, order: str) -> None:
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", os.pathsep.join(map(str, gemm_manifests())))
     one = problem(family, 256 if order == PLAIN else 100, arch=arch, order=order)
     if not asm.survey(one, target_files.load_target(arch))[0]:

@@ -7,15 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.support.tables import each
+from tests.support.nouns import Family, InputError, Problem, each, matrices, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.numerics.verify import VerifyResult, compare, epilogue_reference, library_fault, poison, verify
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
-from tritongemm.search_spaces import loader as target_files
 
 Run = Callable[[torch.Tensor], None]
 DENSE = registry.get(Family, "dense")

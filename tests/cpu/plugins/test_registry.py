@@ -11,15 +11,12 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import Config, Defaults, Patch, Target, each, registry
+from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, forget_plugins
 from tests.support.racing import pool_and_store
-from tests.support.tables import each
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.target import Target
-from tritongemm.formats import Defaults
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import (
     Backend,
     Family,
@@ -38,7 +35,6 @@ from tritongemm.plugins.contracts import (
 from tritongemm.report.console import Reporter
 from tritongemm.search import planner
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.tune import search_processes
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
@@ -120,7 +116,7 @@ class Sundial(Timer):
 """
 
 
-def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: Patch) -> None:
     with dropped(Timer, "timer_toy", tmp_path, monkeypatch):
         (tmp_path / "Timer" / "toy_missing.py").write_text("import a_package_that_is_missing\n")
         (tmp_path / "Timer" / "toy_refuses.py").write_text(REFUSING_TIMER)
@@ -141,7 +137,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: pytest.M
         assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
 
 
-def test_a_file_holds_one_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_holds_one_plug_in(tmp_path: Path, monkeypatch: Patch) -> None:
     text = "from tritongemm.plugins.contracts import Strategy\n"
     text += "".join(f"class S{i}(Strategy):\n    def search(self, plan, budget):\n        yield []\n" for i in (1, 2))
     (tmp_path / "toy_twice.py").write_text(text)
@@ -167,7 +163,7 @@ def test_a_class_without_what_its_kind_must_have_can_not_be_defined(kind: type[P
         type("Half", (kind,), {})
 
 
-def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypatch: Patch) -> None:
     """What is inherited counts."""
 
     class Shared(Timer, abstract=True):
@@ -189,7 +185,7 @@ def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypa
 
 
 @each("text", ["raise ValueError('a typo')", "import", "class Half(Backend):\n    summary = 'x'\n"])
-def test_a_broken_file_costs_itself_alone(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_file_costs_itself_alone(text: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """The others are there, with a warning that names it; who asks for it by name gets the error."""
     (tmp_path / "toy_typo.py").write_text(f"from tritongemm.plugins.contracts import Backend\n{text}\n")
     entire = [backend.name for backend in registry.every(Backend)]
@@ -212,7 +208,7 @@ class LastThenFirst(Strategy):
 """
 
 
-def test_a_format_and_a_strategy_are_used_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_and_a_strategy_are_used_by_their_names(tmp_path: Path, monkeypatch: Patch) -> None:
     """What the strategy asks for is screened, in its order; backends and families are in tests/cpu/scenarios."""
     (tmp_path / "sizes.csv").write_text("toy,M,N,K\na,3,4,5\n")
     (tmp_path / "toy_strategy.py").write_text(STRATEGY)
@@ -236,7 +232,7 @@ def test_a_format_and_a_strategy_are_used_by_their_names(tmp_path: Path, monkeyp
     assert evaluator.screened == [configs[-1], configs[0]]
 
 
-def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_is_one_file(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "base.yaml").write_text((target_files.SPACES / "base.yaml").read_text())
     (tmp_path / "gfx942.yaml").write_text((target_files.SPACES / "gfx942.yaml").read_text())
     (tmp_path / "toy1.yaml").write_text("inherit: gfx942\ntarget: {product: Toy, compute_units: 3}\n")
@@ -250,7 +246,7 @@ def test_a_target_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         target_files.space_file.cache_clear()
 
 
-def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: Patch) -> None:
     """Every candidate asks for its backend: reading the folder each time cost more than all else before its compile."""
     backend = registry.get(Backend, "triton")
     monkeypatch.setattr("pkgutil.iter_modules", lambda _: pytest.fail("it reads the folder"))
@@ -273,7 +269,7 @@ class Slow(Strategy):
 """
 
 
-def test_threads_that_ask_at_once_get_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_ask_at_once_get_one_object(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "toy_slow.py").write_text(SLOW)
     with dropped(Strategy, tmp_path / "toy_slow.py", tmp_path, monkeypatch), ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: registry.get(Strategy, "toy_slow"), range(4)))

@@ -4,7 +4,6 @@ import dataclasses
 import io
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -12,11 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.support.linear_layers import problem, record
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.format_row import FormatRow
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
+from tests.support.nouns import Capsys, Config, FormatRow, Patch, Problem, Record, each, load_target, matrices
 from tritongemm.core.trial import OUR_FAULT, Trial
 from tritongemm.report import console as console_module
 from tritongemm.report import progress, tables
@@ -25,7 +20,6 @@ from tritongemm.report.console import Reporter
 from tritongemm.report.listener import Listener
 from tritongemm.report.plain_table import align
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.printable import WORD_CHARACTERS, printable
 
 SIZE, OTHER = Problem(16, 4096, 4096), Problem(64, 4096, 4096)
@@ -74,7 +68,7 @@ def test_the_best_of_each_backend_side_by_side() -> None:
     ]
 
 
-def test_libraries_that_are_wrong_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_that_are_wrong_are_counted(capsys: Capsys) -> None:
     """Whether times are compared or not; a wrong one has none."""
     wrong = dataclasses.replace(
         row_of(SIZE, OURS, 9.0, None), toolchain={"torch": "2.13.0"}, library_wrong="error 0.5 > 0.008"
@@ -89,7 +83,7 @@ def test_libraries_that_are_wrong_are_counted(capsys: pytest.CaptureFixture[str]
     assert "1 of 1 sizes won" in said
 
 
-def test_both_powers_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_powers_are_stated(capsys: Capsys) -> None:
     """Of sizes whose record has both, whatever a file has in their place."""
     both = dataclasses.replace(row_of(SIZE, OURS, 10.0, 11.0), notes={"rested_us": 9.0, "rested_library_us": 10.8})
     odd = dataclasses.replace(row_of(OTHER, OURS, 12.0, 12.6), notes={"rested_us": "9", "rested_library_us": 0.0})
@@ -174,9 +168,7 @@ def test_what_comes_from_files_is_text(name: str) -> None:
     assert max(len(word) for line in lines for word in line.split(" ")) <= WORD_CHARACTERS
 
 
-def test_a_log_gets_lines_where_a_terminal_has_one_that_changes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_gets_lines_where_a_terminal_has_one_that_changes(capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setattr(console_module, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(progress, "monotonic", lambda: 0.0)
     with Reporter() as reporter:
@@ -190,7 +182,7 @@ def test_a_log_gets_lines_where_a_terminal_has_one_that_changes(
     assert said[1].startswith("1 of 2 sizes, 1.33x torch so far, about 5 s left (planned 0 of 2")
 
 
-def test_kernels_that_are_our_fault_are_counted_by_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_are_our_fault_are_counted_by_reason(capsys: Capsys) -> None:
     with Reporter() as reporter:
         for config, reason in (
             (OURS, "TypeError: x"),
@@ -207,7 +199,7 @@ def test_kernels_that_are_our_fault_are_counted_by_reason(capsys: pytest.Capture
     ]
 
 
-def test_a_log_gets_no_lines_of_short_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_no_lines_of_short_runs(capsys: Capsys) -> None:
     with Reporter() as reporter:
         reporter.stage("plan", 1)
         reporter.step("plan")

@@ -6,12 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support import DATA
+from tests.support.nouns import Config, Patch, Problem, Record, Trial, each
 from tests.support.stores import CONFIG, ONE, TWO, record
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
 from tritongemm.report import progress
 from tritongemm.report.page.time_to_quality import QualityCurve, quality_over_time
 from tritongemm.report.progress import KEPT, SEARCH, Progress, about
@@ -26,7 +22,7 @@ def raced(library_us: float) -> Record:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch: Patch) -> list[float]:
     """The time, which a test changes."""
     now = [100.0]
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.nouns import DamagedFileWarning, InputError, OutputError, Patch, Problem, Trial, each, registry
 from tests.support.stores import CONFIG, ONE, THREE, TWO, journal_of, record, rows, take, trial, written
-from tests.support.tables import each
-from tritongemm.core.errors import DamagedFileWarning, InputError, OutputError
-from tritongemm.core.problem import Problem
-from tritongemm.core.trial import Trial
 from tritongemm.formats import Defaults, _gemm_rows, results_format
-from tritongemm.plugins import registry
 from tritongemm.results import schema
 from tritongemm.results.journal import encode
 from tritongemm.results.rewriting import HeldRows
@@ -154,7 +150,7 @@ def done(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def calls(monkeypatch: Patch) -> Counter[str]:
     """How often functions were called, by name."""
     counts: Counter[str] = Counter()
 
@@ -184,7 +180,7 @@ def test_what_rows_have_in_common_is_looked_up_once(done: Path, calls: Counter[s
     assert calls["make_problem"] == 1 and calls["family_of"] == 2
 
 
-def test_trials_are_read_when_they_are_asked_for(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_are_read_when_they_are_asked_for(done: Path, monkeypatch: Patch) -> None:
     """A finished run asks for none of the thousands that it tried."""
     read: list[bytes] = []
     plain = schema.UnreadTrial.read

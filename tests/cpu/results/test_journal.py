@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support import DATA, ROOT, raising
+from tests.support.nouns import DamagedFileWarning, InputError, OutputError, Patch, Problem, each
 from tests.support.stores import (
     ONE,
     THREE,
@@ -30,13 +31,10 @@ from tests.support.stores import (
     trial,
     written,
 )
-from tests.support.tables import each
-from tritongemm.core.errors import DamagedFileWarning, InputError, OutputError
-from tritongemm.core.problem import Problem
 from tritongemm.results import history, journal
 
 
-def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: Patch) -> None:
     synced: list[int] = []
     real = os.fsync
 
@@ -179,7 +177,7 @@ def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, entire
     assert rows(path) == [record(ONE), record(TWO), record(THREE)] and len(journal_lines(path)) == 1
 
 
-def test_a_full_disk_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing(path: Path, monkeypatch: Patch) -> None:
     """Whether the write fails, is cut short, or the sync fails: an error with advice, and complete lines only."""
     write, sync = os.write, os.fsync
     refuse = raising(OSError(errno.ENOSPC, "No space left on device"))
@@ -207,7 +205,7 @@ def test_a_full_disk_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert len(store.trials(ONE)) == 2
 
 
-def test_a_disk_full_from_the_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_full_from_the_start(path: Path, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", raising(OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(OutputError, match="No space left"):
@@ -235,7 +233,7 @@ def test_a_damaged_journal_can_be_set_aside(path: Path, entire: bytes) -> None:
     take(path).close()
 
 
-def test_a_write_that_can_not_even_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_can_not_even_be_undone(tmp_path: Path, monkeypatch: Patch) -> None:
     """The rest of a line stays for a moment; it is gone before the next one is written."""
     write = os.write
     with take(tmp_path / "out.yaml") as store:

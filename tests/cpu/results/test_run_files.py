@@ -9,14 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.nouns import Capsys, Config, OutputError, Patch, Problem, Record, Trial, each, matrices
 from tests.support.stores import ONE, journal_of, merged, record, take
-from tests.support.tables import each
 from tritongemm.cli import tune
-from tritongemm.core.config import Config
-from tritongemm.core.errors import OutputError
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
 from tritongemm.hip_ext.driver import driver
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.results import candidates_csv
@@ -201,7 +196,7 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "named", ["notes.txt", "link.csv", "out.yaml", "out.yaml.journal", "out.yaml.pid", "sizes.yaml"]
 )
-def test_nothing_else_is_replaced(named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_else_is_replaced(named: str, tmp_path: Path, capsys: Capsys) -> None:
     """Not a file of the user's, a link, or what the run itself reads or writes; it is said before anything is tried."""
     texts = {"notes.txt": "mine\n", "real.csv": "", "sizes.yaml": "- {M: 16, N: 16, K: 16}\n"}
     for name, text in texts.items():
@@ -214,7 +209,7 @@ def test_nothing_else_is_replaced(named: str, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "out.yaml").exists()
 
 
-def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: Patch) -> None:
     """The journal has what an earlier run found; the file is replaced completely."""
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
 

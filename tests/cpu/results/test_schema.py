@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support import DATA, stores
-from tests.support.tables import each
+from tests.support.nouns import Problem, each, results_format
 from tritongemm.core.errors import DamagedFileWarning, NewerFileError, OutputError
-from tritongemm.core.problem import Problem
 from tritongemm.core.record import SCHEMA
-from tritongemm.formats import results_format
 from tritongemm.results import history, journal
 from tritongemm.results.rewriting import HeldRows, read_trials
 

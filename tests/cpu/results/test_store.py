@@ -11,12 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import raising
+from tests.support.nouns import Defaults, InputError, OutputError, Patch, Problem, Record, each, results_format
 from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, merged, record, rows, take, trial
-from tests.support.tables import each
-from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults, results_format
 from tritongemm.workloads import sizes
 
 
@@ -71,7 +67,7 @@ def test_results_without_their_journal_count(path: Path) -> None:
         assert store.record(ONE) == record(ONE)
 
 
-def test_a_merge_that_fails_leaves_the_old_file(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_fails_leaves_the_old_file(path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     with take(path) as store:
         store.add_record(record(ONE))
         store.merge()

@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 
 from tests.support.foreign_rows import AITER_HEADER as HEADER
+from tests.support.nouns import Config, Defaults, Problem, Record, Trial, load_target, loader, matrices, registry
 from tests.support.stores import record, take
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import FormatRow, Translation
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ServerFormat, WritableFormat
 from tritongemm.results import tuned_file
 from tritongemm.results.tuned_file import TunedFile
-from tritongemm.search_spaces import loader
-from tritongemm.search_spaces.loader import load_target
 
 ASM = "_ZN5aiter24bf16gemm_bf16_tn_256x256E"
 TYPES = "False,torch.bfloat16,torch.bfloat16,False,False"

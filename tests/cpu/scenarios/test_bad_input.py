@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Patch, UnavailableError, each
 from tritongemm.cli import options, tune
-from tritongemm.core.errors import UnavailableError
 from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
@@ -28,7 +27,7 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
         ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix"),
     ],
 )  # fmt: skip
-def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
+def test_bad_files(tmp_path: Path, capsys: Capsys, text: str, complaint: str) -> None:
     """Refused before anything is made, with status 2 and no traceback."""
     path = tmp_path / "sizes.yaml"
     path.write_text(text)
@@ -63,13 +62,7 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
         (("--gemm_size_file", "absent.yaml"), "absent.yaml: there is no such file"),
     ],
 )
-def test_bad_options(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    argv: tuple[str, ...],
-    complaint: str,
-) -> None:
+def test_bad_options(tmp_path: Path, capsys: Capsys, monkeypatch: Patch, argv: tuple[str, ...], complaint: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert tune.main(argv) == 2
     err = capsys.readouterr().err
@@ -116,11 +109,7 @@ def test_bad_options(
     ],
 )
 def test_options_that_can_not_be(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    argv: tuple[str, ...],
-    complaint: str,
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch, argv: tuple[str, ...], complaint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exit_:
@@ -130,9 +119,7 @@ def test_options_that_can_not_be(
     assert err.startswith("error: ") and err.count("\n") == 1
 
 
-def test_folders_that_can_not_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_that_can_not_be(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """Of modules or of compiled kernels: it says which, and no config is remembered as one that does not compile."""
     (tmp_path / "out_kernels").write_text("")
     argv = [*SIZE, "--target", "gfx1100", "--budget=1", "--libtype=triton", "-o", str(tmp_path / "out.yaml")]
@@ -151,7 +138,7 @@ def test_folders_that_can_not_be(
     assert len((tmp_path / "out.yaml.journal").read_text().splitlines()) == 1, "the header alone"
 
 
-def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_kernels_are_kept(monkeypatch: Patch) -> None:
     """A variable that is empty is not set, and a user without a home gets advice."""
     monkeypatch.setenv("TRITONGEMM_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
@@ -168,7 +155,7 @@ def test_where_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @each("option", ["--compare_wo_tuning", "--benchmark"])
-def test_sizes_are_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+def test_sizes_are_no_results(tmp_path: Path, capsys: Capsys, option: str) -> None:
     path = tmp_path / "sizes.yaml"
     path.write_text("- {M: 3, N: 5, K: 7}\n")
     assert tune.main(["--gemm_size_file", str(path), option]) == 2
@@ -199,7 +186,7 @@ def test_underscores_and_dashes() -> None:
     assert options.parse([*SIZE, "--no_warmup"]).warmup == 0 and not options.parse([*SIZE, "--no_resume"]).resume
 
 
-def test_the_home_folder_is_named_as_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_folder_is_named_as_in_a_shell(monkeypatch: Patch) -> None:
     """Also where the shell leaves it to the command, as in --tuning_results_file=~/tuned.yaml."""
     monkeypatch.setenv("HOME", "/home/someone")
     one = options.parse(["--gemm_size_file=~/s.yaml", "--tuning_results_file=~/t.yaml", "--profile_file=~/p.csv"])

@@ -20,15 +20,9 @@ from tests.support.kernel_cases import (
     TMA_POLLED,
     TMA_SWAPPED,
 )
-from tests.support.tables import each
+from tests.support.nouns import Config, Defaults, Family, InputError, KernelBackend, Problem, each, matrices, registry
 from tritongemm.cli import tune
 from tritongemm.codegen import geometry, render, template_facts
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.workloads import sizes
 
 POINTERS = (PLAIN, SPLIT, POLLED, SWAPPED, GEMV, GEMV_ROW, GEMV_POLLED)

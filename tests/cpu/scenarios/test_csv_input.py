@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Patch, TunerFormat, each, registry
 from tritongemm.cli import gradlib, tune
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import TunerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.tune.request import TuneRequest
 
@@ -77,7 +75,7 @@ def run_tune(text: str | bytes) -> int:
     return int(tune.main(["--gemm_size_file", NAME, "--print_sizes"]))
 
 
-def run_gradlib(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def run_gradlib(text: str, monkeypatch: Patch) -> int:
     """Print the sizes that gradlib's command hands on from such a file, in fp16."""
     Path(NAME).write_bytes(text.encode())
 
@@ -90,13 +88,13 @@ def run_gradlib(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @each("text", MEANT.values())
-def test_what_is_meant_is_read(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_meant_is_read(text: str, monkeypatch: Patch, capsys: Capsys) -> None:
     assert run_tune(text) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "x64x" in line]
     assert listed == ["16x64x128_bf16_TN", "32x64x128_bf16_TN"]
@@ -107,7 +105,7 @@ def test_what_is_meant_is_read(text: str, monkeypatch: pytest.MonkeyPatch, capsy
 
 @pytest.mark.parametrize(("text", "complaint"), REFUSED.values(), ids=list(REFUSED))
 def test_what_is_not_clear_is_refused(
-    text: str, complaint: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, complaint: str, folder: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     """In one line that names the user's own file; no file of changed sizes is left, which a next run would meet."""
     for command in (run_tune, partial(run_gradlib, monkeypatch=monkeypatch)):
@@ -129,14 +127,12 @@ def test_what_is_not_clear_is_refused(
         (f"{HEADER}\n{FIRST}\n".encode("utf-16"), " is not text: byte 0 is not UTF-8; save it as UTF-8"),
     ],
 )
-def test_what_is_no_row_is_refused(text: str | bytes, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_row_is_refused(text: str | bytes, complaint: str, capsys: Capsys) -> None:
     assert run_tune(text) == 2
     assert capsys.readouterr().err.startswith(f"error: {NAME}{complaint}")
 
 
-def test_an_empty_type_is_what_the_command_line_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_type_is_what_the_command_line_says(monkeypatch: Patch, capsys: Capsys) -> None:
     """And an empty type of C is that of A and B; nothing else stands for an empty type of A and B."""
     text = f"{HEADER}\n16,64,128,False,,,False,False\n"
     Path(NAME).write_text(text)
@@ -147,7 +143,7 @@ def test_an_empty_type_is_what_the_command_line_says(
 
 
 @each("cell", ["dtype", "q_dtype_a", "q_dtype_w"])
-def test_an_empty_type_of_experts_is_refused(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_type_of_experts_is_refused(cell: str, capsys: Capsys) -> None:
     types = {"dtype": "torch.bfloat16", "q_dtype_a": "torch.int8", "q_dtype_w": "torch.int8", cell: ""}
     Path("untuned_fmoe.csv").write_text(
         "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1\n"
@@ -158,7 +154,7 @@ def test_an_empty_type_of_experts_is_refused(cell: str, capsys: pytest.CaptureFi
 
 
 @each("more", [[], ["--to", "aiter"]])
-def test_an_output_that_is_not_understood_says_why(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_that_is_not_understood_says_why(more: list[str], capsys: Capsys) -> None:
     output = Path("bf16_tuned_gemm.csv")
     output.write_text(f"gfx;cu_num;{HEADER.replace(',', ';')}\n")
     with pytest.raises(SystemExit):

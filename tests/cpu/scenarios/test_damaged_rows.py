@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.formats import write_text
+from tests.support.nouns import Capsys, DamagedFileWarning, Defaults, FormatRow, InputError, Patch, Record, each
 from tests.support.stores import CONFIG, ONE, THREE, TWO, record
-from tests.support.tables import each
 from tritongemm.cli import export as export_command
 from tritongemm.cli import tune
-from tritongemm.core.errors import DamagedFileWarning, InputError
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults, FormatRow
 from tritongemm.results.revalidation import VerifiedResult
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.source_row import read_source
@@ -67,7 +64,7 @@ def test_the_others_serve_with_one_warning(damaged: tuple[Path, str]) -> None:
 
 
 def test_sizes_to_tune_and_the_file_to_go_on_with_are_all_right_or_refused(
-    damaged: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+    damaged: tuple[Path, str], capsys: Capsys
 ) -> None:
     """Before any work: the user decides what to do with the row, and nothing of the file is changed."""
     path, complaint = damaged
@@ -89,9 +86,7 @@ def three_of_five(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("option", ["--compare_wo_tuning", "--benchmark"])
-def test_the_others_are_checked_and_timed(
-    three_of_five: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
+def test_the_others_are_checked_and_timed(three_of_five: Path, capsys: Capsys, monkeypatch: Patch, option: str) -> None:
     """The status says that not all of the file was."""
     asked: list[Record | None] = []
 
@@ -109,9 +104,7 @@ def test_the_others_are_checked_and_timed(
     assert f"left out: {three_of_five}: row 3 (line 3) M must be at least 1, not -32" in err
 
 
-def test_the_others_are_exported(
-    three_of_five: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_others_are_exported(three_of_five: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     exported: list[Record] = []
 
     def keep(records: list[Record], folder: Path, _: object) -> tuple[list[Path], list[str]]:
@@ -125,9 +118,7 @@ def test_the_others_are_exported(
 
 
 @each("argv", [("--compare_wo_tuning",), ("--benchmark",)])
-def test_a_file_without_a_right_row_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
-) -> None:
+def test_a_file_without_a_right_row_is_refused(tmp_path: Path, capsys: Capsys, argv: tuple[str, ...]) -> None:
     path = tmp_path / "tuned.yaml"
     path.write_text("- {M: 0, N: 1, K: 1}\n- {M: 1}\n")
     complaint = f"{path}: row 1 (line 1) M must be at least 1, not 0"

@@ -10,15 +10,11 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.evaluators import passed
+from tests.support.nouns import Backend, Capsys, Config, Defaults, KernelBackend, Patch, load_target, registry
 from tests.support.plugins import dropped
 from tests.support.reports import problem, result, write_results
 from tritongemm.cli import check, convert, library, lookup, report
-from tritongemm.core.config import Config
-from tritongemm.formats import Defaults
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, KernelBackend
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.serving import dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.workloads import sizes
@@ -29,7 +25,7 @@ QUICK = ("--target", "gfx1100", "--budget", "1")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_gpu: None) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: Patch, without_gpu: None) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     monkeypatch.setattr(dispatcher, "default", Dispatcher())
@@ -43,31 +39,31 @@ def results(tmp_path: Path) -> Path:
     return MEASURED if MEASURED.is_file() else write_results(tmp_path / "h200.yaml", made)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+def run(monkeypatch: Patch, name: str, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def test_tune_from_python(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tune_from_python(monkeypatch: Patch, capfd: Capsys) -> None:
     run(monkeypatch, "tune_from_python.py", "--nk", "16", "16", *QUICK)
     out = capfd.readouterr().out
     assert out.startswith("Predicted, not measured") and "0 of 3 rows serve, as no GPU is here" in out
     assert "fallback: x is on cpu" in out and Path("tuned.yaml").is_file()
 
 
-def test_capture_and_tune(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_capture_and_tune(monkeypatch: Patch, capfd: Capsys) -> None:
     run(monkeypatch, "capture_and_tune.py", "--width", "16", *QUICK)
     out = capfd.readouterr().out
     assert '"count": 3' in out and "4x16x32_bf16_TN_biasn" in out and "0 of 2 linear layers are served" in out
 
 
-def test_serve_a_model(results: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_serve_a_model(results: Path, monkeypatch: Patch, capfd: Capsys) -> None:
     run(monkeypatch, "serve_model.py", str(results), "--tokens", "2")
     out = capfd.readouterr().out
     assert "0 of 15 linear layers are served" in out and "10 of 10 tokens agree" in out
 
 
-def test_serve_vllm(results: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_serve_vllm(results: Path, monkeypatch: Patch, capfd: Capsys) -> None:
     """On a stand-in: the plug-in finds the variables when the engine starts."""
     seen: list[tuple[str, ...]] = []
 
@@ -89,7 +85,7 @@ def test_serve_vllm(results: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
     assert seen == [("MODEL", str(results))]
 
 
-def test_own_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_backend(tmp_path: Path, monkeypatch: Patch) -> None:
     with dropped(Backend, EXAMPLES / "own_backend.py", tmp_path, monkeypatch) as name:
         backend, target, size = registry.get(KernelBackend, name), load_target("gfx942"), problem(33, 48, 64)
         configs = backend.candidates(size, target)
@@ -98,13 +94,13 @@ def test_own_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert code.startswith(b"\x7fELF") and file.endswith(".hsaco") and backend.launch(artifact, size, target)
 
 
-def test_read_results(results: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_read_results(results: Path, monkeypatch: Patch, capfd: Capsys) -> None:
     run(monkeypatch, "read_results.py", str(results))
     *rows, mean, winners = capfd.readouterr().out.splitlines()
     assert len(rows) in (2, 48) and mean.startswith("geometric mean of the gains: 1.") and "triton" in winners
 
 
-def test_commands_on_the_results(results: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_on_the_results(results: Path, capfd: Capsys) -> None:
     """A few rows are packed and checked, as each takes a second to compile."""
     assert report.main([str(results), "-o", "report.html"]) == 0
     n = "4096" if results == MEASURED else "64"

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nouns import Config, Family, KernelBackend, Patch, Problem, matrices, registry
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.codegen import modules
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -36,7 +33,7 @@ def integers(family: str, m: int, n: int, k: int, scales: str = "", bias: str = 
     return found.problem(Problem(m, n, k, *matrices("int8", c=result, layout="TN"), bias=bias), scales)
 
 
-def matrix_instructions(config: Config, problem: Problem, patch: pytest.MonkeyPatch) -> tuple[set[str], int]:
+def matrix_instructions(config: Config, problem: Problem, patch: Patch) -> tuple[set[str], int]:
     """Forms of a kernel's matrix instructions, and how many programs fetch for each other."""
     seen: list[str] = []
     edit = assembly_edits.edit
@@ -64,7 +61,7 @@ def matrix_instructions(config: Config, problem: Problem, patch: pytest.MonkeyPa
     ],
 )
 def test_matrix_units_add_int32(
-    family: str, scales: str, config: Config, forms: set[str], cluster: int, monkeypatch: pytest.MonkeyPatch
+    family: str, scales: str, config: Config, forms: set[str], cluster: int, monkeypatch: Patch
 ) -> None:
     problem = integers(family, 1000, 768, 1024, scales=scales, bias="n")
     found = matrix_instructions(config, problem, monkeypatch)

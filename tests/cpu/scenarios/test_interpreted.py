@@ -6,11 +6,10 @@ import pytest
 
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, POINTERS, SM90, SPLIT
+from tests.support.nouns import Config, Problem, matrices
+from tests.support.nouns import loader as target_files
 from tritongemm.codegen import render
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import reduced
-from tritongemm.search_spaces import loader as target_files
 
 LAYOUTS = [pytest.param(a, b, marks=pytest.mark.heavy if a == b else ()) for a in (True, False) for b in (True, False)]
 

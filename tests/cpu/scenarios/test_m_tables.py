@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import passed
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Defaults, Patch, Problem, Record, each, matrices
 from tritongemm.cli import tune
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.workloads import sizes
@@ -21,14 +18,12 @@ SEARCH = ["--target", "gfx1100", "--budget", "2", "--num_threads", "1"]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_workload_becomes_tables_that_a_second_run_finds_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_becomes_tables_that_a_second_run_finds_done(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "shapes.yaml").write_text(
         "- {M: 24, N: 48, K: 64, rowMajorB: N, count: 40, operation: linear, callers: [q_proj]}\n"
         "- {M: 1, N: 48, K: 64, rowMajorB: N, count: 900}\n"
@@ -74,7 +69,7 @@ def test_a_range_is_of_n_and_k(tmp_path: Path) -> None:
         (["--workload", "a", "--benchmark"], "--workload and --m_range tune"),
     ],
 )
-def test_what_can_not_be_is_reported(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_is_reported(argv: list[str], complaint: str, capsys: Capsys) -> None:
     try:
         status = tune.main(argv)
     except SystemExit as end:

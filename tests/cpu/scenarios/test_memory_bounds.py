@@ -5,13 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.interpreted import Interpreted
+from tests.support.nouns import Config, Family, KernelBackend, Problem, matrices, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.codegen import modules
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerDied, WorkerProcess
 
 FP8 = ("fp8e4m3fn", "fp8e4m3fn", "bf16")

@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.nouns import Patch, Problem, Record, registry, results_format
+from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, show_to_children
 from tritongemm.cli import export, launch_plan, tune
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.core.trial import PREDICTED
-from tritongemm.formats import results_format
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend
-from tritongemm.search_spaces import loader as target_files
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -35,7 +32,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
 
 

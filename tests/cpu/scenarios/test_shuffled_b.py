@@ -9,14 +9,10 @@ import torch
 
 from tests.support import ROOT, emulated, forked
 from tests.support.interpreted import Interpreted
-from tests.support.tables import each
+from tests.support.nouns import Config, Problem, Target, each, matrices, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.codegen import modules, render
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.target import Target
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
-from tritongemm.search_spaces import loader as target_files
 
 ORDER = "shuffled_16x16"
 GFX942, GFX950, SM90 = map(target_files.load_target, ("gfx942", "gfx950", "sm90"))

@@ -11,17 +11,11 @@ import pytest
 import triton
 
 from tests.support.module_cases import CASES
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Config, Family, KernelBackend, Launch, Problem, each, matrices, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen.template_facts import TEMPLATES, columns_of_slot, exchanges_sums, fault, padded_columns, tail
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files

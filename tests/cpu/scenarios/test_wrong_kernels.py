@@ -11,16 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, SPLIT
+from tests.support.nouns import Artifact, Config, Groups, Patch, Problem, Target, Trial, matrices, registry
 from tritongemm.codegen import modules
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.system.child_process import WorkerProcess
 
@@ -148,7 +142,7 @@ def check(problem: Problem, config: Config, target: Target) -> Trial:
 @pytest.mark.parametrize(
     "edit", [pytest.param(e, id=e.name, marks=() if e.quick else pytest.mark.heavy) for e in EDITS]
 )
-def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
+def test_a_wrong_kernel_is_noticed(monkeypatch: Patch, edit: Edit) -> None:
     triton = registry.get(SearchedBackend, "triton")
     write = triton.write_candidates
 

@@ -13,12 +13,7 @@ from threadpoolctl import threadpool_limits
 from tests.support import ROOT
 from tests.support.covering import pairwise
 from tests.support.kernel_cases import GFX942, SM90
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.target import Target
+from tests.support.nouns import Capsys, Config, Groups, InputError, Patch, Problem, Target, each, matrices
 from tritongemm.plugins.validity import check_config
 from tritongemm.search.cost_model import correction, model
 from tritongemm.search.pruning import prune
@@ -46,7 +41,7 @@ def seconds(problem: Problem, configs: tuple[Config, ...] = CONFIGS, warm: bool 
     return {p.config: p.seconds for p in model.rank(configs, problem, H200, warm=warm)}
 
 
-def analytical(monkeypatch: pytest.MonkeyPatch, problem: Problem, warm: bool = False) -> dict[Config, float]:
+def analytical(monkeypatch: Patch, problem: Problem, warm: bool = False) -> dict[Config, float]:
     with monkeypatch.context() as patch:
         patch.setattr(correction, "fitted", lambda target: None)
         return seconds(problem, warm=warm)
@@ -64,7 +59,7 @@ def means(table: list[list[float]]) -> list[float]:
     return [float(v) for v in np.exp(np.log(table).mean(axis=0))]
 
 
-def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: Patch) -> None:
     monkeypatch.setattr(script, "FASTEST", 50)
     monkeypatch.setattr(script, "OTHERS", 10)
     with threadpool_limits(1):  # where other tests hold the cores, threads that wait for each other cost more
@@ -100,7 +95,7 @@ def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
         replace(BF16, groups=Groups(2)),
     ],
 )
-def test_problems_without_a_table_are_the_analytical_models(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_without_a_table_are_the_analytical_models(problem: Problem, monkeypatch: Patch) -> None:
     assert seconds(problem) == analytical(monkeypatch, problem)
     assert seconds(BF16, warm=True) == analytical(monkeypatch, BF16, warm=True)
 
@@ -134,9 +129,7 @@ def test_a_correction_is_read_back_as_it_was_written() -> None:
         correction.Correction.from_json({**data, "features": data["features"][1:]})
 
 
-def test_the_script_says_what_a_fit_is_worth(
-    script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_says_what_a_fit_is_worth(script: ModuleType, capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setattr(script, "FASTEST", 30)
     monkeypatch.setattr(script, "OTHERS", 10)
     assert script.main([str(Path(script.DATA) / "h200_bf16_sample.jsonl.gz"), "--each"]) == 0

@@ -5,16 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Config, Defaults, Family, Groups, Patch, each, make_problem, registry
 from tritongemm.core import target
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import make_problem
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.model import best_seconds, predict, rank
 from tritongemm.search.cost_model.tile_cost import IterationCost
@@ -301,7 +294,7 @@ def test_registers_are_near_what_triton_uses(tile: tuple[int, int, int], num_war
 
 
 @pytest.mark.parametrize("chip", [GFX942, SM90], ids=lambda chip: chip.name)
-def test_many_problems_at_once_have_the_times_of_each(chip: target.Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_problems_at_once_have_the_times_of_each(chip: target.Target, monkeypatch: Patch) -> None:
     """To the last digit, in any order; programs are looked at once for each kind of problem, not for each problem."""
     tiles = [Config("tile", m, 64, 64, split_k=split, num_warps=4, num_stages=2) for m in (16, 128) for split in (1, 4)]
     sizes = [(1, 64, 4096), (300, 777, 4096), (9000, 8192, 100), (64, 64, 1000), (64, 64, 1001), (5, 4096, 64)]

@@ -5,21 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Family, Groups, Patch, Problem, each, matrices, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import SearchLimits, Space, TemplateSpace
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.planner import NO_LIMITS, plan_search
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import RULES, Rule
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 
 GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
 ODD = [(4097, 4097, 4096), (2050, 2050, 512), (1, 8192, 28672), (64, 64, 70), (1, 1, 1), (16, 16, 16), (1000, 1, 333)]
@@ -255,7 +251,7 @@ def test_a_rule_is_asked_once_for_all_that_agree_in_what_it_reads(wide: Space) -
     assert not any(c.option("kpack") == 2 and c.split_k > 2 for c in pruned.kept)
 
 
-def test_a_wide_space_is_pruned_without_making_its_configs(wide: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_space_is_pruned_without_making_its_configs(wide: Space, monkeypatch: Patch) -> None:
     made, make = [], TemplateSpace.config
 
     def note(self: TemplateSpace, point: tuple[int, ...]) -> Config:

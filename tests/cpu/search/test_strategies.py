@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Patch, Problem, Trial, each, matrices, registry
+from tests.support.nouns import loader as target_files
 from tritongemm.core.config import AXES, Config
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space
-from tritongemm.core.trial import Trial
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model.model import rank
@@ -25,7 +23,6 @@ from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search.strategies import _gaussian_process, guided
 from tritongemm.search.strategies._candidates import CandidateSet
-from tritongemm.search_spaces import loader as target_files
 
 STRATEGIES = ("exhaustive", "guided", "genetic")
 Cost = Callable[[Config], "float | None"]
@@ -292,7 +289,7 @@ def test_a_population_is_taken_where_a_search_has_one(hopper: Case) -> None:
     assert [len(batch) for batch in batches] == [10, 10, 5]
 
 
-def test_what_guides_a_search_is_a_gaussian_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_guides_a_search_is_a_gaussian_process(monkeypatch: Patch) -> None:
     """Means and deviations are the textbook's, and each choice is as certain for the next as if it were measured."""
     for name, value in (("LENGTHS", (1.0,)), ("NOISES", (0.02,))):
         monkeypatch.setattr(_gaussian_process, name, value)

@@ -8,28 +8,22 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.tables import each
+from tests.support.nouns import Config, Family, KernelBackend, Patch, Problem, Target, each, load_target, registry
 from tritongemm.cli import tune
 from tritongemm.core.artifact import LoopFacts
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TargetError
-from tritongemm.core.problem import Problem
-from tritongemm.core.target import Target
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.hip_ext.binaries import code_object, kernel_loops
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.search_spaces.loader import load_target
 
 Write = Callable[[str], None]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(tmp_path: Path, monkeypatch: Patch) -> Iterator[Write]:
     """Writes search_spaces/toy.yaml, beside copies of the real files."""
     for path in target_files.SPACES.glob("*.yaml"):
         (tmp_path / path.name).write_text(path.read_text())
@@ -207,7 +201,7 @@ def problem_of(target: Target, m: int, n: int, k: int, **given: Any) -> Problem:
     ids=lambda value: value if isinstance(value, str) and value.isalnum() else "",
 )
 def test_products_are_made_by_its_instructions(
-    monkeypatch: pytest.MonkeyPatch, arch: str, given: dict[str, Any], instruction: str
+    monkeypatch: Patch, arch: str, given: dict[str, Any], instruction: str
 ) -> None:
     assembly, measure, target = dict[str, LoopFacts | None](), kernel_loops.measure, load_target(arch)
     monkeypatch.setattr(kernel_loops, "measure", lambda text: assembly.setdefault(text, measure(text)))

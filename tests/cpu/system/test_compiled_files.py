@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nouns import InputError, OutputError, Patch, UnavailableError, each
 from tests.support.owners import pretend
-from tests.support.tables import each
-from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.system import compiled_files
 from tritongemm.system.compiled_files import CompiledFiles
@@ -25,7 +24,7 @@ TOP = (0, 0o755)
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Every user is user 1000 here, whose default folder is in the test's."""
     monkeypatch.setattr(os, "geteuid", lambda: ME)
     monkeypatch.setattr(compiled_files, "is_private", lambda uid, gid: False)
@@ -35,13 +34,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "tritongemm"
 
 
-def whose(monkeypatch: pytest.MonkeyPatch, owned: dict[Path, tuple[int, int | None]]) -> None:
+def whose(monkeypatch: Patch, owned: dict[Path, tuple[int, int | None]]) -> None:
     """What is not said to be another's is this user's or, above the tests' folders, root's."""
     pretend(monkeypatch, {Path("/"): TOP, **owned})
 
 
 @pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shared(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder like /tmp, in which users 1000 and 3000 have entries."""
     folder = tmp_path / "shared"
     folder.mkdir()
@@ -57,14 +56,14 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def kept_by(uid: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept_by(uid: int, folder: Path, monkeypatch: Patch) -> Path:
     """What another user keeps in a folder."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: uid)
         return CompiledFiles(folder).keep(KEY, FILES, FACTS).path
 
 
-def test_what_is_kept_is_found_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_found_complete(tmp_path: Path, monkeypatch: Patch) -> None:
     whose(monkeypatch, {tmp_path: (ME, None)})
     entry = CompiledFiles(tmp_path / "deep" / "cache").keep(KEY, FILES, FACTS)
     assert CompiledFiles(tmp_path / "deep" / "cache").find(KEY) == entry
@@ -101,7 +100,7 @@ def test_nothing_that_is_kept_can_be_written_by_others(tmp_path: Path, home: Pat
     ],
 )
 def test_an_entry_of_another_program_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, owner: int, mode: int | None
+    tmp_path: Path, monkeypatch: Patch, part: str, owner: int, mode: int | None
 ) -> None:
     cache = tmp_path / "cache"
     entry = CompiledFiles(cache).keep(KEY, FILES, FACTS).path
@@ -113,7 +112,7 @@ def test_an_entry_of_another_program_is_not_used(
     assert CompiledFiles(cache).find(KEY) is None
 
 
-def test_links_and_pipes_are_no_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_and_pipes_are_no_entries(tmp_path: Path, monkeypatch: Patch) -> None:
     whose(monkeypatch, {tmp_path: (ME, None)})
     cache = CompiledFiles(tmp_path / "cache")
     entry = cache.keep(KEY, FILES, FACTS).path
@@ -132,7 +131,7 @@ def test_links_and_pipes_are_no_entries(tmp_path: Path, monkeypatch: pytest.Monk
         assert cache.find(KEY)
 
 
-def test_a_folder_that_anyone_can_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_anyone_can_change_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     for mode in (0o777, 0o775):
         with monkeypatch.context() as patch:
             whose(patch, {tmp_path: (ME, mode)})
@@ -146,9 +145,7 @@ def test_a_folder_that_anyone_can_change_is_refused(tmp_path: Path, monkeypatch:
     assert CompiledFiles(tmp_path).find(KEY) is None, "a group of one's own is not another user"
 
 
-def test_a_folder_that_an_administrator_filled_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
+def test_a_folder_that_an_administrator_filled_is_read(tmp_path: Path, monkeypatch: Patch, home: Path) -> None:
     """What it lacks goes to the user's own default folder, and is found there."""
     filled = tmp_path / "filled"
     theirs = CompiledFiles(filled).keep(KEY, FILES, FACTS).path
@@ -162,7 +159,7 @@ def test_a_folder_that_an_administrator_filled_is_read(
     assert [p.name for p in filled.iterdir()] == [KEY[:2]]
 
 
-def test_users_of_a_shared_folder_have_entries_of_their_own(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_a_shared_folder_have_entries_of_their_own(shared: Path, monkeypatch: Patch) -> None:
     theirs = kept_by(OTHER, shared, monkeypatch)
     assert theirs.parents[1].name == "user-3000"
     assert CompiledFiles(shared).find(KEY) is None, "only named users are trusted"
@@ -170,7 +167,7 @@ def test_users_of_a_shared_folder_have_entries_of_their_own(shared: Path, monkey
     assert mine.path.parents[1].name == "user-1000" and CompiledFiles(shared).find(KEY) == mine
 
 
-def test_users_of_a_shared_folder_use_those_of_whom_they_trust(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_a_shared_folder_use_those_of_whom_they_trust(shared: Path, monkeypatch: Patch) -> None:
     theirs = kept_by(OTHER, shared, monkeypatch)
     for named, member in (("3000", False), ("group", True)):
         monkeypatch.setenv("TRITONGEMM_CACHE_TRUST", named)
@@ -210,7 +207,7 @@ def library(tmp_path: Path) -> Callable[[str], bytes]:
 
 
 def test_a_shared_object_is_loaded_as_it_was_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Callable[[str], bytes]
+    tmp_path: Path, monkeypatch: Patch, library: Callable[[str], bytes]
 ) -> None:
     """One that was replaced or is another program's runs nothing; two are distinguished."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
@@ -238,7 +235,7 @@ def test_a_shared_object_is_loaded_as_it_was_kept(
     assert not (tmp_path / "13").exists() and not (tmp_path / "12").exists()
 
 
-def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: Patch) -> None:
     """It was storing something: the unfinished part is never found, and the next process removes it."""
     monkeypatch.undo()
     kept = CompiledFiles(tmp_path / "cache")

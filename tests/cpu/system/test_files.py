@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import raising
-from tests.support.tables import each
-from tritongemm.core.errors import OutputError
+from tests.support.nouns import OutputError, Patch, each
 from tritongemm.system import files, temporary_folder
 from tritongemm.system.printable import TEXT_CHARACTERS, WORD_CHARACTERS, printable
 
@@ -44,7 +43,7 @@ def write_protected(path: Path) -> None:
     ],
 )
 def test_what_is_no_file_of_ours_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], what: str
+    tmp_path: Path, monkeypatch: Patch, make: Callable[[Path], None], what: str
 ) -> None:
     """It is reported before work starts, and holds for every text that is written."""
     monkeypatch.chdir(tmp_path)  # a socket's name must be short
@@ -70,7 +69,7 @@ def test_places_that_can_not_be_written_are_found_before_work_starts(tmp_path: P
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: Patch) -> None:
     """A folder without the right to be searched, which stops every user but root."""
     monkeypatch.setattr(Path, "lstat", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(OutputError, match=r"out can't be written: Permission denied; choose another$"):
@@ -121,9 +120,7 @@ def test_unfinished_texts_of_a_folder_are_swept(tmp_path: Path) -> None:
 
 
 @each(("name", "advice"), [("tritongemm-x", temporary_folder.TEMPORARY_ADVICE), ("mine", files.ADVICE)])
-def test_a_full_folder_of_temporary_files_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
-) -> None:
+def test_a_full_folder_of_temporary_files_is_named(tmp_path: Path, monkeypatch: Patch, name: str, advice: str) -> None:
     """No other -o makes room there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / name).write_text("no folder")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nouns import InputError, Patch, each
 from tests.support.owners import pretend
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
 from tritongemm.system import compiled_files
 
 ME, ADMIN, OTHER_USER, STAFF = 1000, 2000, 3000, 50
@@ -20,7 +19,7 @@ def status(uid: int, mode: int, gid: int = STAFF) -> os.stat_result:
 
 
 @pytest.fixture(autouse=True)
-def users(monkeypatch: pytest.MonkeyPatch) -> None:
+def users(monkeypatch: Patch) -> None:
     """User 1000 is alone in group 1000 of its name, 2000 shares its own group with another, and all are staff."""
     people = {ME: ("me", ME), ADMIN: ("admin", ADMIN), OTHER_USER: ("other", STAFF)}
     groups = {ME: ("me", []), ADMIN: ("admin", ["admin", "other"]), STAFF: ("staff", ["me", "admin", "other"])}
@@ -73,7 +72,7 @@ def test_files_of_trusted_users_are_used_where_no_other_user_writes() -> None:
     ],
 )
 def test_the_owner_of_a_folder_is_trusted_where_no_other_user_can_have_put_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, above: tuple[int, int], trusted: bool
+    tmp_path: Path, monkeypatch: Patch, owner: int, mode: int, above: tuple[int, int], trusted: bool
 ) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -82,7 +81,7 @@ def test_the_owner_of_a_folder_is_trusted_where_no_other_user_can_have_put_it(
     assert {0, ME} <= compiled_files.owners(folder, os.stat(folder), ()).uids
 
 
-def test_a_link_that_others_can_have_made_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_others_can_have_made_is_not_trusted(tmp_path: Path, monkeypatch: Patch) -> None:
     folder, link = tmp_path / "home" / "cache", tmp_path / "open" / "cache"
     folder.mkdir(parents=True)
     link.parent.mkdir()
@@ -93,7 +92,7 @@ def test_a_link_that_others_can_have_made_is_not_trusted(tmp_path: Path, monkeyp
     assert OTHER_USER not in compiled_files.owners(link, os.stat(link), ())
 
 
-def test_trusted_users_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_users_are_named(tmp_path: Path, monkeypatch: Patch) -> None:
     pretend(monkeypatch, {Path("/"): (0, 0o755), tmp_path: (0, 0o1777)}, gid=STAFF)
     found = compiled_files.owners(tmp_path, os.stat(tmp_path), ["admin", "4000"])
     assert {ADMIN, 4000} <= found.uids and OTHER_USER not in found

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import raising
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
+from tests.support.nouns import InputError, Patch, each
 from tritongemm.system import reading
 from tritongemm.system.reading import RepeatedKeyError, keys_once, open_bytes, read_bytes
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch: Patch) -> None:
     """Pipes are given up sooner."""
     monkeypatch.setattr(reading, "WRITER_SECONDS", 0.15)
     monkeypatch.setattr(reading, "SILENCE_SECONDS", 0.3)
@@ -95,9 +94,7 @@ def test_what_is_no_file(path: str, complaint: str) -> None:
             read(Path(path))
 
 
-def test_a_file_or_what_a_pipe_gives_may_be_too_large(
-    tmp_path: Path, pipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_or_what_a_pipe_gives_may_be_too_large(tmp_path: Path, pipe: Path, monkeypatch: Patch) -> None:
     with (tmp_path / "large").open("wb") as file:
         file.truncate(reading.MOST_BYTES + 1)  # a hole: nothing is on the disk
     with pytest.raises(InputError, match="has more than 256 MiB"):
@@ -113,7 +110,7 @@ def test_a_file_or_what_a_pipe_gives_may_be_too_large(
         os.close(descriptor)
 
 
-def test_a_pipe_that_gives_more_than_there_is_room_for(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_that_gives_more_than_there_is_room_for(pipe: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", raising(OSError(28, "No space left on device")))
     with pytest.raises(InputError, match=r"pipe: what it gives can't be kept: No space left .*; make room there"):
         open_bytes(pipe)

@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.evaluators import FakeEvaluator
-from tritongemm.core.errors import OutputError, TritonGemmError
-from tritongemm.core.support import Support
-from tritongemm.plugins.contracts import Evaluator
+from tests.support.nouns import Evaluator, OutputError, Patch, Support, TritonGemmError
 from tritongemm.tune.device_queue import DeviceQueue
 from tritongemm.tune.free_devices import work_when_free
 
 
-def test_a_free_device_draws_the_next_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_free_device_draws_the_next_size(monkeypatch: Patch) -> None:
     """A device that is slow with its size leaves the others to the next one."""
     monkeypatch.setattr(DeviceQueue, "EVEN_SECONDS", 0)
     queue = DeviceQueue[str, int](2)
@@ -27,7 +25,7 @@ def test_a_free_device_draws_the_next_size(monkeypatch: pytest.MonkeyPatch) -> N
     assert queue.draw(1) == ("c", [1]), "device 0 has not come back"
 
 
-def test_a_device_that_starts_first_leaves_the_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_starts_first_leaves_the_others_their_share(monkeypatch: Patch) -> None:
     """It had bound all sizes before the next was ready, and measured nearly all of them."""
     monkeypatch.setattr(DeviceQueue, "EVEN_SECONDS", 60)
     queue, drawn = DeviceQueue[str, int](2), list[object]()
@@ -45,7 +43,7 @@ def test_a_device_that_starts_first_leaves_the_others_their_share(monkeypatch: p
     assert drawn == [("c", [1])]
 
 
-def test_a_device_that_does_not_come_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_does_not_come_is_not_waited_for_long(monkeypatch: Patch) -> None:
     monkeypatch.setattr(DeviceQueue, "EVEN_SECONDS", 0.05)
     queue = DeviceQueue[str, int](2)
     for size in ("a", "b"):

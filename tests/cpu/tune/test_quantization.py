@@ -8,24 +8,17 @@ import pytest
 
 from tests.support import raising
 from tests.support.linear_layers import record
-from tests.support.tables import each
+from tests.support.nouns import Artifact, Capsys, Defaults, Family, Groups, Patch, Record, each, loader, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper
 from tritongemm.build.pool import BuildPool
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
-from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.numerics.scale_factors import scale_places
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.report.console import Reporter
-from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 from tritongemm.tune import quantization
 from tritongemm.tune.device_queue import CompileQueue
@@ -75,7 +68,7 @@ class Evaluator:
         return 3e-6
 
 
-def test_a_race_gets_the_time_and_never_fails_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_gets_the_time_and_never_fails_by_it(monkeypatch: Patch) -> None:
     result, evaluator = RaceResult((), {"a": (1e-6,)}, cold=True), Evaluator()
     monkeypatch.setattr(quantization, "_launches", lambda asked, target: ("launch",))
     timed: Any = quantization.with_quantization(result, problem("a8w8"), evaluator)  # type: ignore[arg-type]
@@ -84,7 +77,7 @@ def test_a_race_gets_the_time_and_never_fails_by_it(monkeypatch: pytest.MonkeyPa
     assert quantization.with_quantization(result, problem("a8w8"), evaluator) == result  # type: ignore[arg-type]
 
 
-def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch: Patch) -> None:
     """Once for all problems that share one; a timer that can't measure them, or a plain product, asks for none."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     evaluator, queue = Evaluator(), CompileQueue()
@@ -104,7 +97,7 @@ def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch:
     assert not quantization.compile_jobs(one, evaluator)  # type: ignore[arg-type]
 
 
-def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: Patch) -> None:
     """What multiplies OCP's fp8 as wider numbers has no instruction that converts to it."""
     result, evaluator = RaceResult((), {"a": (1e-6,)}, cold=True), Evaluator()
     monkeypatch.setattr(evaluator, "target", loader.load_target("gfx942"))
@@ -114,7 +107,7 @@ def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: pytest.Monk
         assert timed.quantize_seconds == seconds
 
 
-def test_files_and_tables_have_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_tables_have_both_times(tmp_path: Path, capsys: Capsys) -> None:
     fp8 = record(problem("a8w8"), quantize_seconds=1.5e-6)
     plain = record(Problem(16, 256, 512, *matrices("bf16", layout="TN")))
     assert fp8.seconds_with_quantization == pytest.approx(3.5e-6) and plain.seconds_with_quantization is None

@@ -7,17 +7,10 @@ import pytest
 
 from tests.support.evaluators import FakeEvaluator
 from tests.support.formats import read_text, write_text
+from tests.support.nouns import Artifact, Config, Problem, RaceResult, Record, Support, each, load_target
 from tests.support.racing import SIZE
-from tests.support.tables import each
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
-from tritongemm.core.record import Record
-from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.choose import MARGIN
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.serving.source_row import baseline_won, is_launchable
 from tritongemm.tune.final_race import RaceWork, decide, race_again, run_race
 from tritongemm.tune.options import TuningOptions

@@ -6,12 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
-from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.core.trial import Trial
+from tests.support.nouns import SUPPORTED, Artifact, CompileJob, Config, Problem, Record, Support, Trial, matrices
 from tritongemm.tune import repair
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.repair import Repair, list_neighbours

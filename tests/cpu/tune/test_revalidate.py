@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, passed
+from tests.support.nouns import Capsys, Config, FormatRow, Patch, Record
 from tests.support.racing import SIZE
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.codegen import render
-from tritongemm.core.config import Config
-from tritongemm.core.record import Record
-from tritongemm.formats import FormatRow
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.console import Reporter
 from tritongemm.report.tables import print_retimed, print_verified
@@ -33,9 +31,7 @@ STORED = (
 )
 
 
-def test_a_stored_result_that_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stored_result_that_is_wrong(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """One kernel that adds one too many, one that does not fit the LDS: status 1, and a table that says which."""
     (tmp_path / "stored.yaml").write_text(STORED)
     argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
@@ -68,7 +64,7 @@ def test_a_stored_result_that_is_wrong(
     assert re.search("8x16x16_fp16_TT .* not timed .* only a GPU can check a kernel of blaslt", capsys.readouterr().out)
 
 
-def test_results_of_one_size_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_one_size_on_two_devices(tmp_path: Path, monkeypatch: Patch) -> None:
     """Their kernels are in one module; the second does not displace the first. The target is the rows' own."""
     row = "- {M: 16, N: 16, K: 16, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 16, time(us): 1, target: gfx950, "
     (tmp_path / "stored.yaml").write_text(
@@ -79,7 +75,7 @@ def test_results_of_one_size_on_two_devices(tmp_path: Path, monkeypatch: pytest.
     assert tune.main([*argv, "--compare_wo_tuning"]) == 0
 
 
-def test_recorded_gains_are_timed_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_gains_are_timed_again(capsys: Capsys) -> None:
     """Beside what was stored; a library's win is no gain of ours, and a size that can't run costs its row alone."""
     config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
     rows = []

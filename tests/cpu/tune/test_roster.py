@@ -6,19 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import SUPPORTED, Capsys, Config, Defaults, InputError, Patch, Target, Trial, registry
 from tests.support.racing import CODE, SIZE, TOY, Drop, race
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import tune
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.support import SUPPORTED
-from tritongemm.core.target import Target
-from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults
 from tritongemm.hip_ext.driver import driver
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
@@ -30,7 +24,7 @@ from tritongemm.workloads import sizes
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
 
-def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: Patch) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     drop("toycode", CODE)
@@ -44,9 +38,7 @@ def test_all_that_can_race_and_why_the_others_can_not(drop: Drop, monkeypatch: p
     assert "toycode" in choose_roster("all", runs=False, builds_only=True).backends
 
 
-def test_asking_for_all_names_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_asking_for_all_names_what_is_missing(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     argv = ["-m", "16", "-n", "16", "-k", "16", "--generate_only", "-o", str(tmp_path / "out.yaml")]
@@ -55,7 +47,7 @@ def test_asking_for_all_names_what_is_missing(
     assert tune.main(argv) == 0 and missing not in capsys.readouterr().err
 
 
-def test_names_on_the_command_line(drop: Drop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_on_the_command_line(drop: Drop, monkeypatch: Patch) -> None:
     drop("toycode", CODE)
     drop("toyabsent", TOY + "    def available(self):\n        return Support('its headers are absent')\n")
     monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
@@ -162,7 +154,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bad_rows_of_a_manifest_cost_themselves(
-    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    manifest: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     """The good kernel wins; its row is written and read back, checked and served by its code object."""
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(manifest))
@@ -196,9 +188,7 @@ def test_bad_rows_of_a_manifest_cost_themselves(
 
 
 @pytest.mark.parametrize("text", [None, "knl_name,co_name\n", "knl_name,co_name,tileM,tileN\nk,k.co,many,1\n"])
-def test_a_bad_manifest_costs_its_backend(
-    drop: Drop, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_manifest_costs_its_backend(drop: Drop, text: str | None, tmp_path: Path, monkeypatch: Patch) -> None:
     drop("toycode", CODE)
     path = tmp_path / "bad.csv"
     if text is not None:
@@ -214,7 +204,7 @@ def without_dot_scaled(target: Target) -> Target:
     return replace(target, features=target.features - {"dot_scaled"})
 
 
-def test_other_backends_that_could_compute_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_backends_that_could_compute_a_problem(monkeypatch: Patch) -> None:
     """Each backend that was not tried says how to have it race, and what it lacks here."""
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     gfx950 = without_dot_scaled(target_files.load_target("gfx950"))
@@ -228,9 +218,7 @@ def test_other_backends_that_could_compute_a_problem(monkeypatch: pytest.MonkeyP
     assert roster.suggest_backends(SIZE, gfx950, ("triton",)) == [], "Triton has kernels for it"
 
 
-def test_a_family_without_kernels_says_what_brings_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_family_without_kernels_says_what_brings_some(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     load = target_files.load_target
     monkeypatch.setattr(target_files, "load_target", lambda *a, **facts: without_dot_scaled(load(*a, **facts)))

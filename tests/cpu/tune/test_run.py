@@ -12,17 +12,12 @@ import pytest
 
 from tests.support import raising
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import Config, OutputError, Patch, Problem, RaceResult, SearchLimits, Trial, matrices
 from tests.support.racing import CODE, SIZE, Drop, pool_and_store, race
 from tests.support.stores import record, take
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BackgroundBuilds, BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
-from tritongemm.core.errors import OutputError
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import RaceResult
-from tritongemm.core.space import SearchLimits
-from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search, SearchPlan
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
@@ -86,7 +81,7 @@ def out_of_time(folder: Path) -> str:
     return said
 
 
-def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: Patch) -> None:
     """Once they are over no strategy is asked, no compile begins, and what there is is raced, without the rest."""
     drop("toycode", CODE)
     race(tmp_path / "before", ("triton",), strategy="guided", budget=2)  # what planning remembers is there now
@@ -107,7 +102,7 @@ def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Pa
     out_of_time(tmp_path)
 
 
-def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_asks_for_what_the_first_did(tmp_path: Path, monkeypatch: Patch) -> None:
     """Later problems prefer kernels that earlier ones compile, whether these are tuned or have a record by now."""
     large, small = Problem(64, 2048, 512), Problem(64, 1024, 512)
     other = Problem(64, 4096, 512, *matrices("bf16"))
@@ -151,7 +146,7 @@ def test_a_size_that_no_template_computes_does_not_end_the_run(tmp_path: Path, s
         assert store.record(one)
 
 
-def test_a_full_disk_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     """Not after the other thousand compiles; what the thread of a device meets ends the run as well."""
     for owner, name in ((Store, "add_trials"), (FakeEvaluator, "screen")):
         with monkeypatch.context() as patch, pytest.raises(OutputError, match="disk full"):
@@ -159,9 +154,7 @@ def test_a_full_disk_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.Mon
             race(tmp_path / name, ("triton",))
 
 
-def test_a_slow_compile_that_has_ended_already_is_not_lost(
-    drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_compile_that_has_ended_already_is_not_lost(drop: Drop, tmp_path: Path, monkeypatch: Patch) -> None:
     """It may end before another thread waits for it."""
     drop("toycode", CODE)
     ended: list[CompileJob] = []
@@ -207,7 +200,7 @@ def test_what_may_pass_is_tried_again_by_the_next_run(drop: Drop, tmp_path: Path
     assert "toycode" in text and not any(c.name in text for c in passing)
 
 
-def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path, monkeypatch: Patch) -> None:
     """A size's candidates are all timed by one device; no device waits while another has sizes left.
 
     A search's effort is that on one of the devices with its share of the cores: more devices do not make it larger.
@@ -242,7 +235,7 @@ def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path, monkeypat
     assert {job.problems_per_core for job in asked} == {4 / (pool.jobs / 2)}
 
 
-def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its second batch is screened before there is a plan for the next size."""
     sizes = [Problem(16, 16, 64), Problem(16, 16, 32)]
     reached, screened = threading.Event(), list[Config]()
@@ -269,7 +262,7 @@ def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: py
 
 
 def test_algorithms_that_a_library_thinks_less_of_wait_for_generated_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Its best guesses do not; all are screened in the end."""
     algorithms = [Config("heuristic", 64, 64, 64, options=(("index", i),), backend="blaslt") for i in range(12)]
@@ -293,7 +286,7 @@ def test_algorithms_that_a_library_thinks_less_of_wait_for_generated_kernels(
 
 @pytest.mark.parametrize("seconds", [0.0, 1000.0])
 def test_sizes_are_finished_in_their_order_unless_time_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+    tmp_path: Path, monkeypatch: Patch, seconds: float
 ) -> None:
     """The best predicted of each go first, always."""
     put, turns = CompileQueue.put, dict[Problem, list[int]]()
@@ -312,7 +305,7 @@ def test_sizes_are_finished_in_their_order_unless_time_is_limited(
 
 
 def test_a_kernel_beside_the_products_that_is_not_compiled_costs_a_run_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """It is asked for once, though both sizes would be measured with it."""
     options, asked = TuningOptions(tmp_path, budget=1, library=""), list[str]()
@@ -332,7 +325,7 @@ def test_a_kernel_beside_the_products_that_is_not_compiled_costs_a_run_nothing(
     assert not failed and asked.count("quantize_rows") == 1
 
 
-def test_a_run_that_fails_has_nothing_more_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_has_nothing_more_compiled(tmp_path: Path, monkeypatch: Patch) -> None:
     """What waits for a compiler when the disk is full is not compiled, though the compilers are still there."""
     built, failed = list[CompileJob](), threading.Event()
 

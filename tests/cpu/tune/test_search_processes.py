@@ -12,17 +12,11 @@ import pytest
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
 from tests.support.lent_processes import LentProcess
+from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, each, matrices
 from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
-from tests.support.tables import each
 from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
-from tritongemm.core.config import Config
-from tritongemm.core.errors import OutputError
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.space import SearchLimits
-from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import Search
 from tritongemm.report.console import Reporter
 from tritongemm.search_spaces import loader as target_files
@@ -58,7 +52,7 @@ def batches_of(search: Search) -> list[list[Config]]:
         return batches
 
 
-def work_as(monkeypatch: pytest.MonkeyPatch, worker: type) -> None:
+def work_as(monkeypatch: Patch, worker: type) -> None:
     """Have processes do what a class of `tests.support.planning_roles` does."""
     monkeypatch.setattr(SearchProcess, "ROLE", f"{worker.__module__}:{worker.__name__}")
 
@@ -67,7 +61,7 @@ def work_as(monkeypatch: pytest.MonkeyPatch, worker: type) -> None:
     ("worker", "processes"), [(WorkerKilledOnce, 2), pytest.param(WorkerKilledAlways, 1, marks=pytest.mark.heavy)]
 )
 def test_a_process_that_is_killed_costs_no_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: type, processes: int
+    tmp_path: Path, monkeypatch: Patch, worker: type, processes: int
 ) -> None:
     """The searches come in the order of the problems, from other processes or in the end from this one."""
     work_as(monkeypatch, worker)
@@ -86,7 +80,7 @@ ALL = pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledL
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.heavy) for case in ALL if case not in QUICK)],
 )
 def test_a_search_asks_for_the_same_wherever_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, worker: type, shares: bool
+    tmp_path: Path, monkeypatch: Patch, strategy: str, worker: type, shares: bool
 ) -> None:
     """In this process, in another one, or begun again where that one is lost; and brings what is to be compiled."""
     if worker is not SearchWorker:
@@ -106,7 +100,7 @@ def test_a_search_asks_for_the_same_wherever_it_runs(
         assert worker is not SearchWorker or made.keys() == {c.name for batch in here[0] for c in batch}
 
 
-def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypatch: Patch) -> None:
     """Each size the same configs; with the same times, as later batches follow from those. They share no kernels."""
     sizes = [Problem(16, 16, 64), Problem(16, 16, 32, *matrices(layout="TN"))]
     limits = SearchLimits(templates=("tile",), axes=(("num_stages", (1, 2)),))
@@ -121,7 +115,7 @@ def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypa
     assert tried[0] == tried[1] and all(len(names) >= 4 for names in tried[0].values()), "several batches"
 
 
-def test_a_process_writes_a_winners_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_writes_a_winners_module(tmp_path: Path, monkeypatch: Patch) -> None:
     """In this process it is written where the other is lost."""
     config = Config("tile", 16, 16, 32, num_warps=1, num_stages=1)
     record = Record(PROBLEMS[0], GFX942.name, config, "triton", 1e-6, 0.0, "events")
@@ -137,7 +131,7 @@ def test_a_process_writes_a_winners_module(tmp_path: Path, monkeypatch: pytest.M
         winner_path(PROBLEMS[0], tmp_path).unlink()
 
 
-def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: Patch) -> None:
     """There are no more than problems; few problems need none."""
     made: list[LentProcess] = []
 
@@ -162,7 +156,7 @@ def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: pytest.Monk
     assert not any(child.alive for child in made), "nor is one started again"
 
 
-def test_who_waits_for_a_batch_goes_before_who_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_batch_goes_before_who_plans(tmp_path: Path, monkeypatch: Patch) -> None:
     """Though planning was asked for earlier."""
     order, busy, go_on = list[str](), threading.Event(), threading.Event()
 

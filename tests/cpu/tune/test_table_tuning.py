@@ -13,14 +13,9 @@ import pytest
 
 from tests.support import reports
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import BASELINE_ENTRY, Artifact, Config, Problem, RaceResult, SearchLimits, Trial, matrices
 from tests.support.stores import TOOLS, take
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import RaceResult
 from tritongemm.core.reduction_order import ReductionOrder
-from tritongemm.core.space import SearchLimits
-from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.invariance import Invariance
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
+from tests.support.nouns import Defaults, InputError, Patch, each
 from tritongemm.workloads import meta_model
 from tritongemm.workloads.architectures import ARCHITECTURES
 from tritongemm.workloads.layer_weights import OUTER_NAMES, join_weights
@@ -130,7 +128,7 @@ def test_an_infinity_is_read_as_transformers_writes_it() -> None:
     assert layers_of(written) == layers_of(BAMBA)
 
 
-def test_a_file_selects_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_selects_no_code(monkeypatch: Patch) -> None:
     """Kernels of the hub, code beside the file, and the network are out of reach, whatever it says."""
     import socket
 

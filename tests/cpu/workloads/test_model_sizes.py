@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.model_configs import without_transformers  # noqa: F401
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
+from tests.support.nouns import Defaults, InputError, Patch, each
 from tritongemm.operations.served_problems import is_layer, layer_problem
 from tritongemm.workloads.architectures import ARCHITECTURES
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS, ModelSizes, from_model
@@ -268,7 +266,7 @@ def test_gpus_that_can_not_share_it(tmp_path: Path) -> None:
         sizes_of(tmp_path, LLAMA_70B | {"intermediate_size": 28671}, 2)
 
 
-def test_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(InputError, match=r"config\.json: there is no such file"):
         from_model(tmp_path, 1, (1,), Defaults())
@@ -278,7 +276,7 @@ def test_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from_model(tmp_path / "absent", 1, (1,), Defaults())
 
 
-def test_a_downloaded_model_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_downloaded_model_by_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     model, revision = tmp_path / "hub" / "models--Qwen--Qwen3-32B", "0123456789" * 4
     (snapshot := model / "snapshots" / revision).mkdir(parents=True)

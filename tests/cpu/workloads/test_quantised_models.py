@@ -8,9 +8,7 @@ import pytest
 
 from tests.cpu.workloads import test_model_sizes as model_sizes
 from tests.support.model_configs import without_transformers  # noqa: F401
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.formats import Defaults
+from tests.support.nouns import Defaults, InputError, each
 from tritongemm.workloads.model_sizes import ModelSizes, from_model
 
 DEEPSEEK_V3: dict[str, Any] = model_sizes.DEEPSEEK_V3 | {

@@ -8,14 +8,9 @@ import pytest
 
 from tests.support import raising
 from tests.support.linear_layers import problem, record
+from tests.support.nouns import Format, Groups, InputError, Patch, Problem, each, matrices, registry
 from tests.support.plugins import dropped
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import Defaults, FormatRow
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
 from tritongemm.workloads import sizes
 from tritongemm.workloads.m_spans import MOST_WANTED, MSpan, drop_small, group_spans
 from tritongemm.workloads.sibling_layers import find_siblings, join_rows, saved_by_joining, saved_seconds
@@ -58,14 +53,14 @@ def test_what_can_not_be_read(tmp_path: Path) -> None:
             sizes.from_file(tmp_path / name, Defaults())
 
 
-def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "sizes.yaml").touch()
     monkeypatch.setattr(os, "open", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(InputError, match=r"sizes\.yaml can't be read: Permission denied"):
         sizes.from_file(tmp_path / "sizes.yaml", Defaults())
 
 
-def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_is_one_file(tmp_path: Path, monkeypatch: Patch) -> None:
     """The toy's file, dropped into formats/, is found, asked and used."""
     with dropped(Format, "format_toy", tmp_path, monkeypatch) as name:
         assert name in registry.names(Format)
@@ -75,7 +70,7 @@ def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert sizes.from_file(table, Defaults.of("bf16")) == [FormatRow(p, line=n) for n, p in enumerate(problems, 2)]
 
 
-def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_whose_package_is_missing(tmp_path: Path, monkeypatch: Patch) -> None:
     """Other files are read; for one that no format claims the error names what could not be asked."""
     (file := tmp_path / "toy_csv.py").write_text("import no_such_package\n")
     with dropped(Format, file, tmp_path, monkeypatch):

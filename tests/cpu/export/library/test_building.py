@@ -3,23 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.support import libraries
 from tests.support.libraries import TILE, UNITS
+from tests.support.nouns import Capsys, Config, Launch, Machine, Patch, Record, loader
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import PreparedKernel
 from tritongemm.cli import library as command
-from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
-from tritongemm.core.record import Record
 from tritongemm.export.library import building
 from tritongemm.export.library.storage import open_library
 from tritongemm.hip_ext import machine
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.results.store import Store
-from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 
 TMA = Config("tma", 64, 64, 64, num_warps=4)
@@ -38,9 +32,7 @@ def _launches(record: Record) -> list[Launch]:
     return [one for one in found if isinstance(one, Launch)]
 
 
-def test_a_file_of_results_becomes_a_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_results_becomes_a_library(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     predicted = replace(RANGE, problem=RANGE.problem.at(99), timer="model", m_from=78)
     with Store.open(tmp_path / "tuned.yaml", "sm90", {}, {}) as store:
         for record in (RANGE, MAPS, LOST, predicted):
@@ -72,7 +64,7 @@ def test_what_no_library_can_hold_is_left_out_with_the_reason() -> None:
     assert len(reasons) == 4
 
 
-def test_an_entry_that_its_reader_refuses_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_its_reader_refuses_is_not_written(monkeypatch: Patch) -> None:
     """Here launches of another range of M."""
     wider = replace(RANGE, m_from=4)
     monkeypatch.setattr(building, "_can_be_held", lambda _: replace(libraries.entry(RANGE, b"code"), record=wider))

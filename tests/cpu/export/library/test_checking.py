@@ -8,18 +8,12 @@ import pytest
 
 from tests.support import libraries
 from tests.support.libraries import UNITS
+from tests.support.nouns import SUPPORTED, Config, LibraryBackend, Machine, Patch, Record, loader, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.config import Config
-from tritongemm.core.record import Record
-from tritongemm.core.support import SUPPORTED
 from tritongemm.export.library import building, checking
 from tritongemm.export.library.checking import Checked, Claim
 from tritongemm.export.library.entry import LibraryEntry
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import LibraryBackend
-from tritongemm.search_spaces import loader
 from tritongemm.system import settings
 
 NOWHERE = Machine(loader.load_target("gfx942"), "", (), "", "")
@@ -81,7 +75,7 @@ def test_another_code_object_or_launch_has_moved(pool: BuildPool, entry: Library
 
 
 def test_nothing_is_compiled_for_what_can_not_have_moved(
-    pool: BuildPool, entry: LibraryEntry, monkeypatch: pytest.MonkeyPatch
+    pool: BuildPool, entry: LibraryEntry, monkeypatch: Patch
 ) -> None:
     """The text, the options and the compiler are the same, and the cache is empty."""
     monkeypatch.setattr(pool.cache, "get", lambda digest: None)
@@ -97,9 +91,7 @@ def test_results_of_other_gpus_are_foreign(pool: BuildPool) -> None:
     ]
 
 
-def test_libraries_hold_while_their_version_is_the_recorded_one(
-    pool: BuildPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_hold_while_their_version_is_the_recorded_one(pool: BuildPool, monkeypatch: Patch) -> None:
     torch = settings.version("torch")
 
     def won(version: str) -> Record:

@@ -11,18 +11,13 @@ import pytest
 
 from tests.support import libraries, raising, stored_calls
 from tests.support.linear_layers import stand_in_device
+from tests.support.nouns import Capsys, Config, Family, Machine, Patch, Problem, loader, matrices, registry
 from tritongemm.build import expert_kernels, few_expert_kernels, helpers
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import library as command
-from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.export.library import building
 from tritongemm.export.library.storage import MANIFEST, open_library
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
-from tritongemm.search_spaces import loader
 from tritongemm.serving.device_kernels import HelperKernels
 from tritongemm.system import settings
 from tritongemm.workloads import sizes
@@ -32,7 +27,7 @@ HERE = Machine(SM90, "", (), "", "")
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def library(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A library of products with scales, batches and groups."""
     stored_calls.write(tmp_path / "library", monkeypatch)
     return tmp_path / "library"
@@ -71,7 +66,7 @@ def test_an_edited_part_is_refused_by_name(library: Path, old: str, new: str, na
     assert re.match(name, damaged.name) and "changed after it was written" in damaged.reason
 
 
-def test_a_kernel_without_its_code_is_left_out(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_without_its_code_is_left_out(library: Path, capsys: Capsys) -> None:
     gone = next(helper for helper in open_library(library).helpers.values() if helper.kernel == "combine_rows")
     (library / gone.member).unlink()
     (damaged,) = open_library(library).damaged
@@ -87,7 +82,7 @@ def test_a_manifest_has_both(library: Path) -> None:
         open_library(library)
 
 
-def test_facts_come_from_a_library_or_are_asked_for_by_name(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_come_from_a_library_or_are_asked_for_by_name(library: Path, monkeypatch: Patch) -> None:
     found = open_library(library)
     own = replace(found, targets={"sm90": replace(SM90, fp8="none")})
     assert HelperKernels(stand_in_device(), (found, own)).target.fp8 == "none", "the latest counts"
@@ -105,9 +100,7 @@ def test_a_launch_of_other_parameters_is_refused(library: Path) -> None:
         given.given_to(other.launch, helper)
 
 
-def test_what_no_library_can_hold_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_library_can_hold_is_reported(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     blocks = registry.get(Family, "a8w8_blockscale").problem(
         Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
     )

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import libraries
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.launch import Buffer, Launch, Param
-from tritongemm.core.support import Support
+from tests.support.nouns import Buffer, InputError, Launch, Param, Support, each
 from tritongemm.export.library.building import widen
 from tritongemm.export.library.launch_table import LaunchTable, tabulate
 from tritongemm.export.library.launch_values import table_from_json, table_to_json

@@ -11,9 +11,8 @@ import tritongemm
 from tests.support import ROOT, forked, libraries, serve_library, stored_calls
 from tests.support.libraries import linear, tuned
 from tests.support.linear_layers import HostDriver
+from tests.support.nouns import DamagedFileWarning, InputError, Patch, Support
 from tests.support.serve_library import REFUSED
-from tritongemm.core.errors import DamagedFileWarning, InputError
-from tritongemm.core.support import Support
 from tritongemm.export.library import writing
 from tritongemm.serving import stored_kernels
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -53,9 +52,7 @@ fused_moe of fp8: route_rows, first, activate_rows, second, combine_rows, right
 
 
 @pytest.mark.parametrize("lacking", ["", pytest.param("combine_rows", marks=pytest.mark.heavy), "quantize_rows"])
-def test_every_call_is_served_where_nothing_can_be_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
-) -> None:
+def test_every_call_is_served_where_nothing_can_be_compiled(tmp_path: Path, monkeypatch: Patch, lacking: str) -> None:
     """Kernels beside the products are the library's too; of one that it lacks PyTorch takes the place, and says so."""
     stored_calls.write(tmp_path / "library.zip", monkeypatch, lacking)
     done = forked.run(["-m", "tests.support.stored_calls", str(tmp_path / "library.zip")], ROOT)
@@ -69,7 +66,7 @@ def test_every_call_is_served_where_nothing_can_be_compiled(
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+def gpu(monkeypatch: Patch) -> HostDriver:
     """A machine whose one GPU, an sm90 of 132 compute units, is the CPU, and a dispatcher that knows no records."""
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     return serve_library.stand_in(monkeypatch)
@@ -128,9 +125,7 @@ def test_a_library_of_another_gpu_serves_none_of_its_sizes(gpu: HostDriver, tmp_
     assert call(16).endswith("was tuned on 80 compute units; the device has 132") and not gpu.loaded
 
 
-def test_nothing_is_loaded_while_a_graph_is_captured(
-    gpu: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_loaded_while_a_graph_is_captured(gpu: HostDriver, tmp_path: Path, monkeypatch: Patch) -> None:
     libraries.write(tmp_path / "library", *RECORDS)
     tritongemm.load(tmp_path / "library")
     default_dispatcher().device(-1)
@@ -142,7 +137,7 @@ def test_nothing_is_loaded_while_a_graph_is_captured(
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_kernel_of_another_triton_than_was_measured_is_checked(
-    gpu: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool
+    gpu: HostDriver, tmp_path: Path, monkeypatch: Patch, right: bool
 ) -> None:
     checked: list[str] = []
 

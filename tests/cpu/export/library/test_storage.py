@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
+from tests.support.nouns import InputError, each
 from tritongemm.export.library.entry import LibraryEntry
 from tritongemm.export.library.storage import MANIFEST, KernelLibrary, is_library, open_library
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.support import libraries, raising
 from tests.support.libraries import linear, tuned
-from tests.support.tables import each
+from tests.support.nouns import Capsys, OutputError, Patch, each
 from tritongemm.cli import library as command
-from tritongemm.core.errors import OutputError
 from tritongemm.export.library import writing
 from tritongemm.export.library.entry import LibraryEntry
 from tritongemm.export.library.storage import MANIFEST, open_library
@@ -42,7 +41,7 @@ def test_a_library_that_won_is_merged_by_its_own_time() -> None:
     assert list(found.entries.values()) == [LibraryEntry(lost)] and "kept torch of 3.00 us" in conflict
 
 
-def test_commands_merge_list_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_merge_list_and_verify(tmp_path: Path, capsys: Capsys) -> None:
     one, two, both = tmp_path / "one", tmp_path / "two.zip", tmp_path / "both.zip"
     libraries.write(one, tuned(SIZE, 3e-6), tuned(linear(32, 48, 64), m_from=1))
     libraries.write(two, tuned(SIZE, 1e-6), tuned(linear(8, 48, 64)))
@@ -79,7 +78,7 @@ def test_merges_at_once_lose_nothing(tmp_path: Path, name: str) -> None:
     assert sorted(e.record.problem.m for e in found.entries) == [1, 2, 3, 4, 5, 6] and not found.faults()
 
 
-def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(locks, "_LOCK_SECONDS", 0.01)
     (tmp_path / "library").mkdir()
     (tmp_path / "link").symlink_to("library")
@@ -94,9 +93,7 @@ def test_names_of_one_folder_share_its_lock(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["out", "out.zip"])
-def test_a_merge_leaves_damaged_entries_of_the_output_there(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_merge_leaves_damaged_entries_of_the_output_there(tmp_path: Path, name: str, capsys: Capsys) -> None:
     """Refused by name, until something complete takes their place."""
     records = [tuned(linear(m, 48, 64)) for m in (8, 16, 24)]
     out, other = tmp_path / name, tmp_path / "other"
@@ -120,9 +117,7 @@ def test_a_merge_leaves_damaged_entries_of_the_output_there(
 
 
 @each("name", ["out", "out.zip"])
-def test_a_complete_copy_of_damaged_code_is_taken(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_complete_copy_of_damaged_code_is_taken(tmp_path: Path, name: str, capsys: Capsys) -> None:
     """Code is known by its hash, so that one library's damage could stand for another one's complete copy."""
     records = [tuned(linear(m, 48, 64)) for m in (8, 16)]
     damaged, entire = tmp_path / "damaged", tmp_path / "complete"
@@ -139,7 +134,7 @@ def test_a_complete_copy_of_damaged_code_is_taken(
     assert not open_library(damaged).faults(), "what it held damaged was replaced"
 
 
-def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_library_is_not_replaced(tmp_path: Path, monkeypatch: Patch) -> None:
     folder, text = tmp_path / "folder", tmp_path / "text.zip"
     folder.mkdir()
     (folder / "thesis.md").write_text("years of work")

@@ -12,16 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import DATA
+from tests.support.nouns import InputError, Target, loader
 from tests.support.reports import H200, HOSTILE, problem, result, table, write_run
 from tests.support.stores import ONE, record
-from tritongemm.core.errors import InputError
-from tritongemm.core.target import Target
 from tritongemm.report.page import tables, writing
 from tritongemm.report.page.figure import Figure, plain
 from tritongemm.report.page.report_data import MeasuredDevice, ReportData, device_of, uplift_of
 from tritongemm.results import history
 from tritongemm.results.server_comparison import QUANTITIES, Agreement, ComparedLoad, Quantity, ServerComparison
-from tritongemm.search_spaces import loader
 from tritongemm.system.printable import printable
 
 DEVICE = MeasuredDevice("sm90", 132, "NVIDIA H200")

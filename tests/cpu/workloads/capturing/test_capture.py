@@ -11,9 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import tritongemm
-from tests.support.tables import each
-from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.format_row import Defaults, FormatRow
+from tests.support.nouns import Defaults, FormatRow, InputError, OutputError, Patch, each
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing import counting, hooks
 from tritongemm.workloads.m_spans import group_spans
@@ -41,7 +39,7 @@ class Model(nn.Module):  # type: ignore[misc]
 
 
 @pytest.fixture(params=["c", "python"])
-def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Patch) -> Path:
     """A file to capture into, with each of the two counters."""
     if request.param == "python":
         monkeypatch.setattr(hooks, "make_counter", counting.PythonCounter)
@@ -257,7 +255,7 @@ class Graph:
     def replay(self) -> None: ...
 
 
-def test_graphs_count_again_when_they_are_launched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_count_again_when_they_are_launched(path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     layer, x = nn.Linear(6, 7, bias=False), torch.randn(5, 6)
     with torch.no_grad(), tritongemm.capture(path):

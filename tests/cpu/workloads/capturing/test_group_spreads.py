@@ -9,8 +9,7 @@ import torch
 
 import tritongemm
 from tests.cpu.workloads.capturing.test_capture import Graph
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import matrices
+from tests.support.nouns import Defaults, Patch, matrices
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.group_spreads import GroupSpreads, Spread, range_of
 from tritongemm.workloads.capturing.product import Product
@@ -102,7 +101,7 @@ def test_a_program_says_how_its_rows_are_spread(tmp_path: Path) -> None:
     assert all(one.groups and sum(one.groups.counts) == one.m for one in problems)
 
 
-def test_a_graph_keeps_what_it_writes_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_graph_keeps_what_it_writes_to(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     graph: Any = Graph()
     with tritongemm.capture(tmp_path / "shapes.yaml"):

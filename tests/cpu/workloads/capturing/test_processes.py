@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from tests.support import ROOT, forked, raising
-from tritongemm.core.errors import OutputError
-from tritongemm.core.format_row import Defaults
+from tests.support.nouns import Defaults, OutputError, Patch
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.session import Capture
 from tritongemm.workloads.capturing.workload_file import WorkloadFile
@@ -138,7 +137,7 @@ def test_a_process_that_ends_at_once_or_becomes_another_program_writes_first(tmp
     assert counts(path) == {1: 1, 2: 1}
 
 
-def test_what_could_not_be_written_at_the_end_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_written_at_the_end_is_counted(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(WorkloadFile, "add", raising(OutputError("no room")))
     with pytest.warns(RuntimeWarning, match=r"what was captured is lost \(calls: 3, products: 2\): no room"):  # noqa: SIM117
         with Capture(tmp_path / "shapes.yaml"):

@@ -5,14 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import tritongemm
 from tests.support import raising
-from tests.support.tables import each
-from tritongemm.core.problem import matrices
-from tritongemm.formats import Defaults
+from tests.support.nouns import Defaults, Patch, each, matrices
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.product import Product
 from tritongemm.workloads.capturing.recorder import decompose
@@ -119,7 +116,7 @@ def test_rows_state_factors_groups_and_batches(tmp_path: Path) -> None:
     assert usual.problem.key == f"{M}x{N}x{K}_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8" and grouped.problem.group_count == 8
 
 
-def test_calls_of_ours_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_ours_are_counted_once(tmp_path: Path, monkeypatch: Patch) -> None:
     """What they ask PyTorch for is not the program's own."""
 
     def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:

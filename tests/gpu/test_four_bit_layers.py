@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import tritongemm
 from tests.cpu.integrations.test_int4_layers import LinearBase
 from tests.cpu.operations.test_four_bit_weights import GROUP, HALF, NUMBERS, K, N
-from tests.cpu.serving.test_patch_w4 import rows
 from tests.gpu.here import record, replayed
 from tests.support.fakes.servers import install_vllm, install_vllm_int4
+from tests.support.patched_layers import row_of_int4
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
@@ -38,7 +38,7 @@ def in_graph(call: Any, *given: Tensor) -> Tensor:
 
 
 def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of, file = rows("halves_32", m=4, bias="n").problem, tmp_path / "tuned.yaml"
+    of, file = row_of_int4("halves_32", m=4, bias="n").problem, tmp_path / "tuned.yaml"
     file.write_text(results_format().write([record(of, Config("tile", 16, 64, 64, 1, 1, 4, 2))]), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     monkeypatch.setenv("TRITONGEMM_FREE", "0")  # whatever tests beside this one hold

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import tritongemm
-from tests.cpu.serving.test_patch_experts import HIDDEN, experts, fp8_experts, rows, tokens
 from tests.gpu.here import fp8, needed_fp8, record, replayed
+from tests.support.patched_layers import HIDDEN, experts, fp8_experts, rows_of_experts, tokens
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.machine import Machine
@@ -67,7 +67,9 @@ def test_experts_are_served(gpu_machine: Machine) -> None:
     given = [tensor.cuda() for tensor in tokens()]
     wanted = model["bf16"](*given)
 
-    patched: Any = tritongemm.patch(model, [record(one.problem, GROUPED) for is_fp8 in kinds for one in rows(is_fp8)])
+    patched: Any = tritongemm.patch(
+        model, [record(one.problem, GROUPED) for is_fp8 in kinds for one in rows_of_experts(is_fp8)]
+    )
     assert len(patched.patched) == len(kinds)
     for name in patched.patched:
         model[name](*given)

@@ -1,5 +1,6 @@
-"""A mixture of experts of OCP MX, and the same in float64 of its dequantised operands."""
+"""A mixture of experts in float64, expert by expert, and one of OCP MX with its dequantised operands."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,34 @@ from tritongemm.operations.scaled import numbers
 
 FP8, FP4, SHUFFLED = torch.float8_e4m3fn, torch.uint8, "e8m0_32x8"
 TOKENS, TOPK, EXPERTS, HIDDEN, INNER = 5, 2, 3, 106, 74  # no multiples of a group
+
+
+def one_by_one(
+    x: Tensor,
+    w: Sequence[Tensor],
+    weights: Tensor,
+    ids: Tensor,
+    activation: str = "silu",
+    rounded: Callable[[Tensor], Tensor] = lambda row: row,
+    biases: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The sum of the experts of each token in float64; `rounded` is what quantising makes of a row of activations."""
+    w1, w2 = w
+    first, second = biases or (torch.zeros(one.shape[:2]) for one in w)
+    rows = []
+    for token, shares, chosen in zip(x.double(), weights.double(), ids.tolist(), strict=True):
+        row = torch.zeros(w2.shape[1], dtype=torch.float64)
+        for share, expert in zip(shares, chosen, strict=True):
+            if 0 <= expert < len(w1):
+                gate, up = (w1[expert].double() @ rounded(token) + first[expert]).chunk(2)
+                if activation == "clamped_swiglu":
+                    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+                    inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+                else:
+                    inner = getattr(functional, activation)(gate) * up
+                row = row + share * (w2[expert].double() @ rounded(inner) + second[expert])
+        rows.append(row)
+    return torch.stack(rows)
 
 
 def dequantised(q: Tensor, powers: Tensor, layout: str, k: int) -> Tensor:
@@ -61,18 +90,12 @@ class Mixture:
             [dequantised(q, powers, self.layout, k) for q, powers in zip(w, scales, strict=True)]
             for w, scales, k in zip(self.w, self.scales, (HIDDEN, INNER), strict=True)
         )
-        out = torch.zeros_like(self.x, dtype=torch.float64)
-        x = self._rounded(self.x)
-        for token, (shares, chosen) in enumerate(zip(self.weights, self.ids.tolist(), strict=True)):
-            for share, expert in zip(shares, chosen, strict=True):
-                if 0 <= expert < EXPERTS:
-                    gate, up = (first[expert] @ x[token]).chunk(2)
-                    inner = self._rounded((functional.silu(gate) * up)[None])
-                    out[token] += share * (second[expert] @ inner[0])
-        return out
+        entire = torch.stack(first), torch.stack(second)
+        return one_by_one(self.x, entire, self.weights, self.ids, rounded=self._rounded)
 
-    def _rounded(self, rows: Tensor) -> Tensor:
-        return dequantised(*tritongemm.quantize(rows.float(), "mx", self.dtype), "", rows.shape[1])
+    def _rounded(self, row: Tensor) -> Tensor:
+        q, powers = tritongemm.quantize(row[None].float(), "mx", self.dtype)
+        return dequantised(q, powers, "", row.shape[0])[0]
 
 
 def _weight(rows: int, k: int, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:

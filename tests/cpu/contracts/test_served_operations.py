@@ -143,6 +143,30 @@ def test_pytorch_computes_what_a_family_means(of: Problem) -> None:
     assert verify.deviation(found[there], exact[there]) <= registry.get(Family, of.family).tolerance(of)
 
 
+SCALED = [
+    of
+    for of in CASES.values()
+    if of.family.startswith("a8w8") and not of.groups and of.epilogue == "none"
+    and of.a.scaling and of.a.scaling.layout in ("rows", "groups")
+]  # fmt: skip
+
+
+@each("m", [1, 5])
+@each("of", SCALED)
+def test_operands_may_be_stored_otherwise(of: Problem, m: int) -> None:
+    """The weight as it is or turned, factors whose rows are side by side or apart; with a bias and without."""
+    call, _, exact = make_call(of.at(m))
+    a, b, of_a, of_b, *bias = call.tensors
+    weights = (
+        [(b.contiguous(), of_b), (b, of_b)] if of.batch > 1 else [(b, of_b), (b.T, of_b.T if of_b.dim() > 1 else of_b)]
+    )
+    weights += [(b, of_b.mT.contiguous().mT)] if of_b.dim() > 1 else []
+    for w, scale_b in weights:
+        for scale_a in (of_a, of_a.mT.contiguous().mT) if of_a.dim() > 1 else (of_a,):
+            found = call(a, w, scale_a, scale_b, *bias)
+            assert verify.deviation(found, exact) <= registry.get(Family, of.family).tolerance(of), scale_a.stride()
+
+
 @every_case
 def test_a_kernel_reads_what_it_was_tuned_with(gpu: Dispatcher, of: Problem) -> None:
     """At the addresses of each call, without copies, and the result is what it writes."""

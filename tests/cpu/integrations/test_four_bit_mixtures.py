@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.cpu.operations.test_four_bit_weights import AWQ_COLUMNS, words
-from tests.cpu.serving.test_patch_gpt_oss import EXPERTS, HIDDEN, INNER, TOPK, X, mlp_of_mxfp4, rows
 from tests.support.fakes.servers import (
     install_sglang,
     install_sglang_experts,
@@ -20,18 +19,18 @@ from tests.support.fakes.servers import (
     install_vllm_mixtures,
 )
 from tests.support.linear_layers import record
+from tests.support.patched_layers import CHOSEN as TOPK
+from tests.support.patched_layers import EXPERTS, MXFP4, mlp_of_mxfp4, rows_of_mxfp4
+from tests.support.products import product
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.formats import results_format
 from tritongemm.integrations import int4_layers, loaded_model, sglang, vllm, vllm_w4_experts
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
 
-TOKENS = X.view(-1, HIDDEN)
+TOKENS, HIDDEN, INNER = MXFP4.x, MXFP4.hidden, MXFP4.inner
 
 
 def kind(name: str, **facts: Any) -> Any:
@@ -69,7 +68,7 @@ def test_mixtures_with_rows_are_served(
 
     monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
     file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write(rows("halves_32")), encoding="utf-8")
+    file.write_text(results_format().write(rows_of_mxfp4("halves_32")), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
     install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
     modular = install_vllm_mixtures(monkeypatch)
@@ -159,10 +158,12 @@ def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch)
         return MIXTURE.fallback(MIXTURE.check(operands)) * factor
 
     monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
-    operands = matrices("bf16", "int4", "bf16", layout="TN", order="halves_32")
-    plain = [Problem(12, n, k, *operands, groups=Groups(EXPERTS)) for n, k in EXTENTS]
-    family = registry.get(Family, "a16w4")
-    table = [record(family.problem(one, f"weight_32{zeros}")) for one in plain for zeros in ("", "_zeros")]
+    form = {"order": "halves_32", "groups": Groups(EXPERTS)}
+    table = [
+        record(product("a16w4", 12, n, k, "bf16 int4", f"weight_32{zeros}", **form))
+        for n, k in EXTENTS
+        for zeros in ("", "_zeros")
+    ]
     file = tmp_path / "tuned.yaml"
     file.write_text(results_format().write(table), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))

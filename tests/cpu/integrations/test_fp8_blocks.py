@@ -17,13 +17,12 @@ from tests.support.fakes.servers import (
     install_vllm_mixtures,
 )
 from tests.support.linear_layers import StandInKernel, record, run_on_cpu, stand_in_kernels
+from tests.support.products import product
 from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.integrations import process, sglang, vllm
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
@@ -34,9 +33,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def problem() -> Problem:
-    return registry.get(Family, "a8w8_blockscale").problem(
-        Problem(M, N, K, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
-    )
+    return product("a8w8_blockscale", M, N, K, "fp8e4m3fn")
 
 
 def write_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:

@@ -9,29 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cpu.operations.test_four_bit_weights import (
-    AWQ,
-    COMPRESSED,
-    GPTQ,
-    GROUP,
-    HALF,
-    NUMBERS,
-    OF_AWQ,
-    OF_COMPRESSED,
-    ZEROS,
-    K,
-    N,
-)
-from tests.cpu.serving.test_patch_w4 import rows
+from tests.cpu.operations import test_four_bit_weights as bits
+from tests.cpu.operations.test_four_bit_weights import COMPRESSED, GPTQ, GROUP, HALF, NUMBERS, OF_COMPRESSED, K, N
 from tests.support.fakes.servers import install_sglang, install_sglang_int4, install_vllm, install_vllm_int4
 from tests.support.linear_layers import record
-from tritongemm.core.problem import Problem, matrices
+from tests.support.patched_layers import row_of_int4 as rows
+from tests.support.products import product
 from tritongemm.formats import results_format
 from tritongemm.integrations import int4_layers, loaded_model, process, sglang, vllm
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -73,8 +60,7 @@ class LinearBase(nn.Module):  # type: ignore[misc]
 
 
 def of_nvfp4() -> Any:
-    plain = Problem(4, 32, K, *matrices("bf16", "fp4e2m1", "bf16", layout="TN", order="fragments"))
-    return record(registry.get(Family, "a16w4").problem(plain, "weight_16"))
+    return record(product("a16w4", 4, 32, K, "bf16 fp4e2m1", "weight_16", order="fragments"))
 
 
 def layer_of_nvfp4() -> tuple[Any, Tensor]:
@@ -193,13 +179,13 @@ def test_sglangs_schemes_are_served_and_marlin_computes_the_rest(
     registry.apply_hooks()
     config = dict(partition_weight_shape=(K, N), zero_points=False, has_g_idx=False, weight_type=number(False))
     kernel_config = SimpleNamespace(**config)
-    x, zero = torch.randn(4, K).bfloat16(), ZEROS.t().repeat_interleave(GROUP, 1)
+    x, zero = torch.randn(4, K).bfloat16(), bits.ZEROS.t().repeat_interleave(GROUP, 1)
     factors = HALF.double().t().repeat_interleave(GROUP, 1)
     cases = [
         ("GPTQMarlinLinearScheme", {"kernel": SimpleNamespace(kernel_config=kernel_config)}, EXACT,
          {"qweight": GPTQ, "scales": HALF}),
         ("AWQMarlinLinearScheme", {"quant_config": SimpleNamespace(quant_type=number(True))},
-         (NUMBERS - zero) * factors, {"qweight": AWQ, "scales": HALF, "qzeros": OF_AWQ}),
+         (NUMBERS - zero) * factors, {"qweight": bits.AWQ, "scales": HALF, "qzeros": bits.OF_AWQ}),
         ("CompressedTensorsWNA16", {"kernel_config": kernel_config}, EXACT,
          {"weight_packed": COMPRESSED, "weight_scale": HALF.t()}),
     ]  # fmt: skip

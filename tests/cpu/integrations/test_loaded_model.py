@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from tests.support.fakes.servers import install_vllm
 from tests.support.linear_layers import attach_device, problem, record
+from tests.support.products import product
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.integrations import loaded_model, vllm
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving.dispatcher import Dispatcher
 
 EXPERTS = 4
@@ -28,11 +26,9 @@ FP8 = torch.float8_e4m3fn
 
 
 def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    scaled = registry.get(Family, "a8w8_blockscale").problem(
-        Problem(16, 256, 128, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
-    )
+    scaled = product("a8w8_blockscale", 16, 256, 128, "fp8e4m3fn")
     elsewhere = replace(record(problem(16, 48, 64)), target="gfx942")
-    of = [Problem(32, n, 128, *matrices("bf16", layout="TN"), groups=Groups(EXPERTS)) for n in (256, 128)]
+    of = [product("dense", 32, n, 128, "bf16", groups=Groups(EXPERTS)) for n in (256, 128)]
     rows = [record(problem(16, 32, 64)), record(scaled), *map(record, of), elsewhere]
     unloaded.load(rows)
     refused = record(problem(16, 40, 64))  # this Triton does not compile its kernel

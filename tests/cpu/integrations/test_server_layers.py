@@ -17,9 +17,9 @@ from torch.nn import functional
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
 from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_kernels
+from tests.support.products import product
 from tests.support.served_region import gpu_that_serves
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.formats import results_format
 from tritongemm.integrations import compiled, process, sglang, vllm
@@ -33,8 +33,7 @@ EXPERTS, HIDDEN, INNER, TOPK = 4, 128, 128, 2
 
 
 def grouped(m: int, n: int, k: int) -> Record:
-    of = Problem(m, n, k, *matrices("bf16", layout="TN"), groups=Groups(EXPERTS))
-    return record(of)
+    return record(product("dense", m, n, k, "bf16", groups=Groups(EXPERTS)))
 
 
 def mixture(tokens: int, dtype: torch.dtype = torch.bfloat16, scaled: bool = False) -> dict[str, Any]:
@@ -266,7 +265,7 @@ def test_rows_of_a_capture_hold_for_every_spread_over_experts(
     """A capture knows how rows were spread in its calls, and a call's spread is known to the GPU alone."""
     run_on_cpu(monkeypatch)
     groups = Groups(EXPERTS, spread="captured", counts=(20, 8, 4, 0))
-    of = [Problem(32, n, k, *matrices("bf16", layout="TN"), groups=groups) for n, k in ((256, 128), (128, 128))]
+    of = [product("dense", 32, n, k, "bf16", groups=groups) for n, k in ((256, 128), (128, 128))]
     unloaded.load([record(one) for one in of])
     kernels = stand_in_kernels(unloaded._records, dict.fromkeys(of, StandInKernel()))
     unloaded._devices[-1] = unloaded._devices[0] = kernels

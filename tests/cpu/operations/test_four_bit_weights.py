@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.mixtures import one_by_one
 from tests.support.operation_calls import CALLS, Rows
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
@@ -267,14 +268,11 @@ def test_experts_of_gpt_oss_are_multiplied_as_they_are() -> None:
     b1, b2 = torch.randn(experts, 2 * inner, generator=RANDOM), torch.randn(experts, hidden, generator=RANDOM)
     x, weights = torch.randn(tokens, hidden, generator=RANDOM).bfloat16(), torch.rand(tokens, topk, generator=RANDOM)
     ids = torch.tensor([[0, 1], [2, 0], [1, 2], [2, 7], [0, 2]])
-    exact = torch.zeros(tokens, hidden, dtype=torch.float64)
-    for token, j in ((t, j) for t in range(tokens) for j in range(topk) if ids[t, j] < experts):
-        e = int(ids[token, j])
-        of_w1, of_w2 = (dequantize(w[e], s[e], "plain", torch.float64) for w, s in ((w1, s1), (w2, s2)))
-        gate, up = (of_w1 @ x[token].double() + b1[e]).chunk(2)
-        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
-        y = of_w2 @ ((up + 1) * gate * torch.sigmoid(1.702 * gate)) + b2[e]
-        exact[token] += weights[token, j] * y
+    entire = [
+        torch.stack([dequantize(one, factor, "plain", torch.float64) for one, factor in zip(w, s, strict=True)])
+        for w, s in ((w1, s1), (w2, s2))
+    ]
+    exact = one_by_one(x, entire, weights, ids, "clamped_swiglu", biases=(b1, b2))
 
     def compute(w: Tensor, bias: Tensor) -> Tensor:
         return tritongemm.fused_moe(

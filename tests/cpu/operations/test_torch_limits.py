@@ -1,10 +1,8 @@
 """PyTorch's limits in one table: what they say, and that what serves a row of another M reads them there."""
 
+from tests.support.products import product
 from tests.support.tables import each
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.operations.torch_limits import serves_other_m, takes_blocks, takes_fp8, takes_groups, takes_int8
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 
 
 def test_sizes() -> None:
@@ -20,5 +18,4 @@ def test_sizes() -> None:
     [("int8", 17, 24, True), ("int8", 16, 24, False), ("fp8e4m3fn", 1, 48, True), ("fp8e4m3fn", 1, 24, False)],
 )
 def test_a_row_of_another_m_serves_where_pytorch_has_no_such_product(dtype: str, m: int, n: int, fast: bool) -> None:
-    problem = registry.get(Family, "a8w8").problem(Problem(m, n, 64, *matrices(dtype, c="bf16", layout="TN")))
-    assert serves_other_m(problem, "sm90") is not fast
+    assert serves_other_m(product("a8w8", m, n, 64, dtype), "sm90") is not fast

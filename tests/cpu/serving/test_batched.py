@@ -1,6 +1,5 @@
 """`bmm`: PyTorch's results, what a call's strides mean, and calls on stand-ins of a GPU's kernels."""
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -36,11 +35,6 @@ def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="cuda:0")
 
 
-def factors(*shape: int) -> Tensor:
-    """Powers of two far apart, so that one in a wrong place shows."""
-    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(sum(shape))).float().exp2() * 1.25
-
-
 def eight_bits(dtype: torch.dtype, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randint(-99, 99, shape, generator=generator).to(dtype)
@@ -58,30 +52,6 @@ def test_pytorch_computes_what_no_kernel_does(dtype: torch.dtype) -> None:
         assert tritongemm.bmm(a, b, bias, out=out) is out and torch.equal(out, found)
     shared = tritongemm.bmm(a, b[:1].expand(3, 9, 7), out_dtype=torch.float32)
     assert shared.dtype == torch.float32 and verify.deviation(shared, a.double() @ b[:1].double()) < 1e-5
-
-
-@pytest.mark.parametrize("columns", [3, 300])
-def test_scales_of_each_product(columns: int) -> None:
-    """Of rows and columns, and along K for columns or blocks of them, whichever way factors are stored."""
-    a, w = eight_bits(torch.int8, 3, 5, 390), eight_bits(torch.float8_e4m3fn, 3, 300, 390).to(torch.int8)
-    of_rows, of_columns = factors(3, 5, 1), factors(3, 300, 1)
-    exact = (a.double() * of_rows) @ (w.double() * of_columns).mT
-    for scales in ((of_rows, of_columns.mT), (of_rows[..., 0], of_columns[..., 0])):
-        found = tritongemm.scaled_bmm(a, w.mT, *scales, torch.ones(300), torch.float32)
-        assert verify.deviation(found, exact + 1) < 1e-5
-    of_a, of_w = factors(3, 5, 4), factors(3, columns, 4)
-    wide_a, wide_w = (one.double().repeat_interleave(128, 2)[..., :390] for one in (of_a, of_w))
-    wide_w = wide_w if columns == 300 else wide_w.repeat_interleave(128, 1)[:, :300]
-    for scale_a, scale_b in itertools.product((of_a, of_a.mT.contiguous().mT), (of_w.mT, of_w.mT.contiguous())):
-        for bias in (None, torch.arange(300.0), torch.arange(900.0).view(3, 300)):
-            found = tritongemm.scaled_bmm(a, w.mT.contiguous(), scale_a, scale_b, bias, torch.float32)
-            added = 0 if bias is None else bias.double().view(-1, 1, 300)
-            assert verify.deviation(found, (a.double() * wide_a) @ (w.double() * wide_w).mT + added) < 1e-5
-
-
-def test_batches_of_nothing_have_empty_results() -> None:
-    a, b = eight_bits(torch.int8, 2, 0, 256), eight_bits(torch.int8, 2, 256, 7)
-    assert tritongemm.scaled_bmm(a, b, torch.ones(2, 0), torch.ones(2, 7)).shape == (2, 0, 7)
 
 
 def test_strides_of_a_call(gpu: Gpu) -> None:

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
+from tests.support.products import product
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.operations.served_problems import layer_problem
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import linear_fp8 as layer
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -29,9 +27,8 @@ TYPES = ("bf16", "bf16", "bf16")
 
 def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", **changes: Any) -> Record:
     """A row of the quantised product: 5 us, and 3 us for quantising A."""
-    one = registry.get(Family, family).problem(Problem(m, N, K, *matrices(FP8, c="bf16", layout="TN")), scales)
     made = {"seconds": 5e-6, "quantize_seconds": 3e-6, **changes}
-    return replace(record(one), **made)
+    return replace(record(product(family, m, N, K, FP8, scales)), **made)
 
 
 def plain(m: int, seconds: float, **changes: Any) -> Record:

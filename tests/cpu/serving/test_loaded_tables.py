@@ -11,13 +11,11 @@ import torch
 from torch import distributed
 
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tests.support.products import product
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import Support
 from tritongemm.formats import results_format
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import loaded_tables
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.loaded_tables import read_configured, read_table
@@ -61,7 +59,7 @@ def test_a_line_names_the_file_and_what_it_serves(tmp_path: Path) -> None:
 
 def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    a8w8 = registry.get(Family, "a8w8").problem(Problem(5, 32, 64, *matrices("int8", c="bf16")))
+    a8w8 = product("a8w8", 5, 32, 64, "int8", layout="TT")
     rows = [record(problem(m, 32, 64), compute_units=132) for m in (1, 2)]
     said = Dispatcher().load([*rows, record(problem(3, 32, 64), timer="model"), record(a8w8)])
     assert said + 1 == 4 and f"{said}" == (

@@ -11,22 +11,22 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_kernels
+from tests.support.products import product
 from tests.support.tables import each
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
+from tritongemm.core.problem import Operand, Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import Support
+from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading
-from tritongemm.serving.device_kernels import NearKernel
+from tritongemm.serving.device_kernels import DeviceKernels, NearKernel
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.linear_fp8 import BlockOperands, find_layout
 from tritongemm.serving.record_table import RecordTable
@@ -38,11 +38,7 @@ SM90 = loader.load_target("sm90", compute_units=132)
 
 
 def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str = "fp8e4m3fn", **more: Any) -> Problem:
-    found = registry.get(Family, family)
-    operands = matrices(dtype, c="bf16", layout="TN", order=more.pop("order_b", PLAIN))
-    groups = Groups(count) if (count := more.pop("groups", 1)) > 1 else None
-    made: Problem = found.problem(Problem(m, 256, 512, *operands, groups=groups, **more), scales)
-    return made
+    return product(family, m, 256, 512, dtype, scales, **more)
 
 
 @each(
@@ -55,14 +51,14 @@ def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str
         (scaled(777), "gfx942", True),
         (replace(scaled(777), c=Operand("fp16")), "sm90", True),
         (replace(scaled(777), n=250), "sm90", True),
-        (scaled(777, order_b="shuffled_16x16"), "sm90", True),
+        (scaled(777, order="shuffled_16x16"), "sm90", True),
         (scaled(777, "mx"), "sm90", True),
         (scaled(777, dtype="int8"), "sm90", True),
         (scaled(777, family="a8w8"), "gfx942", False),
         (scaled(777, family="a8w8", dtype="int8"), "sm90", False),
         (scaled(16, family="a8w8", dtype="int8"), "sm90", True),
         (scaled(777, family="a8w8", batch=4), "sm90", True),
-        (scaled(777, groups=4), "sm90", True),
+        (scaled(777, groups=Groups(4)), "sm90", True),
     ],
 )
 def test_rows_serve_other_m_where_pytorch_has_no_fast_call(asked: Problem, arch: str, serves: bool) -> None:
@@ -167,7 +163,7 @@ class Sharing(StandInKernel):
 
 def test_a_kernel_at_another_m_has_the_memory_that_its_programs_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    own = scaled(64, groups=4)
+    own = scaled(64, groups=Groups(4))
     device = stand_in_kernels(RecordTable([record(own)]), {own: Sharing(1024, 256)})
     device.device.reserve_workspaces(1024, 256)
     needs = {100: (2048, 256), 200: (512, 512), 300: (1 << 30, 256)}
@@ -199,10 +195,10 @@ def digest_of(row: Record) -> str:
     return job.digest
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-def test_one_binary_serves_every_m(groups: int) -> None:
+@pytest.mark.parametrize("groups", [None, Groups(4)])
+def test_one_binary_serves_every_m(groups: Groups | None) -> None:
     """The launch beyond a row's own M is that of a kernel compiled for it."""
-    template = "grouped" if groups > 1 else "tile"
+    template = "grouped" if groups else "tile"
     row = record(scaled(64, groups=groups), Config(template, 16, 32, 128, num_warps=4, num_stages=2))
     cache = ArtifactCache(settings.cache_folder())
     prepared = prepare.prepare_kernels([row], SM90, cache)[row.problem]
@@ -216,3 +212,52 @@ def test_one_binary_serves_every_m(groups: int) -> None:
     assert at.serves(64) and "M 33 needs another binary" in str(at.serves(32)) and not at.serves(128)
     huge = kernel_loading._bind(prepared, StandInKernel(), 64, 2**31 - 5)
     assert isinstance(huge, Support) and "beyond the 32 bits" in huge.reason
+
+
+COUNTS = (5, 0, 9, 2)
+
+
+def rows_of_groups(m: int, counts: tuple[int, ...] = ()) -> Problem:
+    groups = Groups(4, spread="captured" if counts else "uniform", counts=counts)
+    return product("a8w8", m, 144, 256, "fp8e4m3fn", groups=groups)
+
+
+def test_groups_have_the_record_of_the_next_larger_m() -> None:
+    def tuned(m: int, counts: tuple[int, ...] = (), **changes: Any) -> Record:
+        return record(rows_of_groups(m, counts), Config("grouped", 16, 32, 64), **changes)
+
+    def serving(*records: Record) -> DeviceKernels:
+        loaded = {r.problem: StandInKernel() for r in records if r.winner == "triton"}
+        device = stand_in_kernels(RecordTable(records))
+        device.loaded = {p: kernel for p, kernel in loaded.items() if p in {r.problem for r in records if not r.m_from}}
+        device.loaded_ranges = {r.problem: loaded[r.problem] for r in records if r.m_from}
+        device.binders = {(r.problem, r.m_from): (lambda m: StandInKernel()) for r in records}
+        return device
+
+    def served(device: DeviceKernels, m: int) -> int:
+        found = device.find_near(rows_of_groups(m))
+        assert not isinstance(found, Support), str(found)
+        return found.row.record.problem.m
+
+    records = [tuned(8), tuned(64), tuned(sum(COUNTS), COUNTS), tuned(256)]
+    device = serving(*records)
+    wanted = {1: 8, 9: 16, 16: 16, 17: 64, 100: 256, 1000: 256}
+    assert {m: served(device, m) for m in wanted} == wanted
+    assert isinstance(device.find_near(product("dense", 8, 144, 256, "fp32 fp32 fp32", groups=Groups(4))), Support)
+    ranged = serving(*(replace(r, m_from=r.problem.m // 2) for r in records))
+    assert served(ranged, 9) == 16
+    alone = serving(replace(tuned(8), config=Config("grouped_gemv", 1, 4, 256)))
+    assert served(alone, 32) == 8 and "for 32 rows at most" in str(alone.find_near(rows_of_groups(33)))
+    # A row whose kernel can't be launched there leaves the call to the next one, but for PyTorch's own product.
+    device.binders[records[3].problem, 0] = lambda m: Support("another binary")
+    assert served(device, 1000) == 64
+    lost = serving(tuned(8), tuned(64, winner="torch"))
+    assert served(lost, 3) == 8 and "PyTorch's own product won there" in str(lost.find_near(rows_of_groups(65)))
+
+
+def test_kernels_read_dense_rows_of_groups() -> None:
+    ends = torch.tensor([[5, 0], [5, 0], [14, 0], [16, 0]], dtype=torch.int32)[:, 0]
+    assert not ends.is_contiguous()
+    operands = GroupedOperands(torch.randn(16, 32), torch.randn(4, 8, 32).mT, ends, None, None, torch.float32)
+    read = GROUPED.tensors(operands)
+    assert read["offsets"].is_contiguous() and torch.equal(read["offsets"], ends)

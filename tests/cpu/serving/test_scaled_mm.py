@@ -11,92 +11,51 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record
+from tests.support.products import product
 from tests.support.tables import each
 from tritongemm.codegen import template_facts
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter
 from tritongemm.numerics import verify
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving.loaded_tables import LoadReport, read_table
 
-FP8, INT8 = torch.float8_e4m3fn, torch.int8
-BLOCK_A, BLOCK_B = Scaling(depth=128), Scaling(rows=128, depth=128)
+FP8 = torch.float8_e4m3fn
 
 
-def problem(family: str, m: int, n: int, k: int, bias: str = "none", dtype: str = "fp8e4m3fn") -> Problem:
-    order = registry.get(Family, family).defaults.b.order
-    return registry.get(Family, family).problem(
-        Problem(m, n, k, *matrices(dtype, c="bf16", layout="TN", order=order), bias=bias)
-    )
+def problem(family: str, m: int, n: int, k: int, bias: str = "none") -> Problem:
+    return product(family, m, n, k, "fp8e4m3fn", bias=bias)
 
 
-def quantised(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantised(m: int, n: int, k: int, dtype: torch.dtype = FP8) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(m + n + k)
-    if dtype == INT8:
-        return tuple(torch.randint(-127, 128, (r, k), dtype=dtype, generator=generator) for r in (m, n))
-    return tuple(torch.randn(r, k, generator=generator).to(dtype) for r in (m, n))
+    return tuple((torch.randn(r, k, generator=generator) * 20).to(dtype) for r in (m, n))
 
 
-def factors(rows: int, groups: int = 1) -> Tensor:
+def factors(*shape: int) -> Tensor:
     """Powers of two far apart, so that one in a wrong place shows."""
-    generator = torch.Generator().manual_seed(rows * 31 + groups)
-    return torch.randint(-8, 9, (rows, groups), generator=generator).float().exp2() * 1.25
-
-
-def spread(scales: Tensor, rows: int, k: int) -> Tensor:
-    """Factors [any, any] over [rows, k] in float64, by a rule of thumb that knows the test's sizes."""
-    across, groups = scales.shape
-    return (
-        scales.double()
-        .repeat_interleave(-(-rows // across) if across in (1, rows) else 128, 0)[:rows]
-        .repeat_interleave(k if groups == 1 else 128, 1)[:, :k]
-    )
-
-
-FORMS = {
-    "tensor": lambda m, n, k: (factors(1), factors(1)),
-    "row": lambda m, n, k: (factors(m), factors(n)),
-    "tensor and row": lambda m, n, k: (factors(1), factors(n)),
-    "block": lambda m, n, k: (factors(m, -(-k // 128)), factors(-(-n // 128), -(-k // 128))),
-    "group": lambda m, n, k: (factors(m, -(-k // 128)), factors(n, -(-k // 128))),
-}
-
-
-@each("dtype", [FP8, torch.float8_e4m3fnuz, INT8])
-@each("form", FORMS)
-def test_every_granularity_is_right(form: str, dtype: torch.dtype) -> None:
-    for m, n, k in ((1, 48, 256), (5, 300, 390), (3, 3, 2)):
-        a, w = quantised(m, n, k, dtype)
-        scale_a, scale_w = FORMS[form](m, n, k)
-        exact = (a.double() * spread(scale_a, m, k)) @ (w.double() * spread(scale_w, n, k)).T
-        major = [scale_a, scale_a.t().contiguous().t()]
-        for b, scale_b in ((w, scale_w), (w.t(), scale_w.t()), (w, scale_w.t().contiguous().t())):
-            for of_a in major:
-                for bias in (None, torch.arange(n).float()):
-                    out = tritongemm.scaled_mm(a, b, of_a, scale_b, bias, torch.float32)
-                    wanted = exact if bias is None else exact + bias
-                    assert verify.deviation(out, wanted) < 1e-5
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-8, 9, shape, generator=generator).float().exp2() * 1.25
 
 
 def test_factors_of_one_operand_say_what_the_others_are_for() -> None:
     """Four factors of a weight [4, 512] in one row are for its rows, or for groups along K."""
-    a, w = quantised(3, 4, 512, FP8)
+    a, w = quantised(3, 4, 512)
     of_w = factors(1, 4)
-    for scale_a, wide_w in (
-        (factors(3, 4), of_w.double().repeat_interleave(128, 1)),
-        (factors(3), of_w.double().t().expand(4, 512)),
+    for scale_a, depth, wide_w in (
+        (factors(3, 4), 128, of_w.repeat_interleave(128, 1)),
+        (factors(3, 1), 512, of_w.t()),
     ):
-        exact = (a.double() * spread(scale_a, 3, 512)) @ (w.double() * wide_w).T
+        exact = (a.double() * scale_a.double().repeat_interleave(depth, 1)) @ (w.double() * wide_w.double()).T
         found = tritongemm.scaled_mm(a, w, scale_a, of_w, out_dtype=torch.float32)
         assert verify.deviation(found, exact) < 1e-5
 
 
-def test_shapes_of_one_factor_and_of_one_for_each_row() -> None:
-    a, w = quantised(4, 6, 32, FP8)
-    scale_a, scale_b = factors(4), factors(6)
+@each("dtype", [FP8, torch.float8_e4m3fnuz, torch.int8])
+def test_shapes_of_one_factor_and_of_one_for_each_row(dtype: torch.dtype) -> None:
+    a, w = quantised(4, 6, 32, dtype)
+    scale_a, scale_b = factors(4, 1), factors(6, 1)
     exact = tritongemm.scaled_mm(a, w, scale_a, scale_b)
     assert exact.dtype == torch.bfloat16
     for of_a in (scale_a, scale_a[:, 0]):
@@ -104,6 +63,7 @@ def test_shapes_of_one_factor_and_of_one_for_each_row() -> None:
             assert torch.equal(tritongemm.scaled_mm(a, w, of_a, of_b), exact)
     assert torch.equal(tritongemm.scaled_mm(a.view(2, 2, 32), w, scale_a, scale_b).view(4, 6), exact)
     one = torch.tensor(2.0)
+    assert torch.equal(tritongemm.scaled_mm(a, w, one, scale_b), tritongemm.scaled_mm(a, w, one.repeat(4), scale_b))
     exact = tritongemm.scaled_mm(a, w, one, one)
     assert torch.equal(tritongemm.scaled_mm(a, w, one.view(1, 1), one.view(1)), exact)
 
@@ -152,9 +112,9 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: Gpu) -> None:
 def test_a_shuffled_weight_is_served_by_a_record_of_ours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """AITER's names find a kernel that Triton made for B in their order, and no other."""
     dispatcher, empty = gpu
-    rows = problem("a8w8", 16, 256, 512)
-    rows = replace(rows, b=rows.b._replace(order="shuffled_16x16"))
-    blocks = replace(rows, family="a8w8_blockscale").scaled((Scaling(depth=128, layout="groups"), BLOCK_B))
+    rows, blocks = (
+        product(family, 16, 256, 512, "fp8e4m3fn", order="shuffled_16x16") for family in ("a8w8", "a8w8_blockscale")
+    )
     assert dispatcher.load([record(rows), record(blocks)]) == 2
     attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})
     a, w = empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8)
@@ -192,7 +152,7 @@ def test_generated_kernels_call_the_factors_by_these_names() -> None:
 
 def test_memory_padded_for_the_copy_engine_is_known_by_its_strides() -> None:
     """DeepGEMM's factors: M-major, each group's rows padded to 16 bytes."""
-    a, w = quantised(5, 128, 256, FP8)
+    a, w = quantised(5, 128, 256)
     padded = torch.ones(2, 8).t()[:5]
     product = read_product(ScaledOperands(a, w, padded, torch.ones(1, 2)))
     assert product.scalings_a == (Scaling(depth=128, layout="groups", pad=(4, 1)),)

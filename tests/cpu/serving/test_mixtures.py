@@ -1,97 +1,39 @@
-"""`grouped_mm` and `fused_moe` without a GPU: what PyTorch computes, what is refused, which record would serve."""
+"""`fused_moe`: results by PyTorch and by kernels in the interpreter, rows that it asks for, and what is refused."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import tritongemm
-from tests.support import ROOT, forked
-from tests.support.kernel_cases import SM90
+from tests.support import ROOT, emulated, forked
+from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
-from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
+from tests.support.linear_layers import record
+from tests.support.mixtures import EXPERTS, FP4, FP8, HIDDEN, INNER, SHUFFLED, TOKENS, TOPK, Mixture, one_by_one
+from tests.support.products import product
 from tests.support.tables import each
 from tritongemm.build import expert_kernels
 from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
+from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.served_call import Resolution
-from tritongemm.core.support import Support
 from tritongemm.integrations import aiter
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.contract import Reading
-from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.grouped import GROUPED, Grouped, GroupedOperands, grouped
+from tritongemm.operations.microscaling import FORMATS
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import mixtures
-from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.mixtures import MoeKernels
-from tritongemm.serving.record_table import RecordTable
 
-COUNTS = (5, 0, 9, 2)
-OCP, INT8 = "fp8e4m3fn", torch.int8
-
-
-def problem(family: str, room: int = 0, m: int = sum(COUNTS), counts: tuple[int, ...] = COUNTS) -> Problem:
-    dtypes = (OCP, OCP, "bf16") if family != "dense" else ("fp32",) * 3
-    made: Problem = registry.get(Family, family).problem(
-        Problem(
-            m,
-            144,
-            256,
-            *matrices(*dtypes, layout="TN"),
-            groups=Groups(4, room=room, spread="captured" if counts else "uniform", counts=counts),
-        )
-    )
-    return made
-
-
-def test_the_record_of_the_next_larger_m_serves() -> None:
-    def tuned(m: int, counts: tuple[int, ...] = (), **changes: Any) -> Record:
-        return record(problem("a8w8", 0, m, counts), Config("grouped", 16, 32, 64), **changes)
-
-    def serving(*records: Record) -> DeviceKernels:
-        loaded = {r.problem: StandInKernel() for r in records if r.winner == "triton"}
-        device = stand_in_kernels(RecordTable(records))
-        device.loaded = {p: kernel for p, kernel in loaded.items() if p in {r.problem for r in records if not r.m_from}}
-        device.loaded_ranges = {r.problem: loaded[r.problem] for r in records if r.m_from}
-        device.binders = {(r.problem, r.m_from): (lambda m: StandInKernel()) for r in records}
-        return device
-
-    def served(device: DeviceKernels, m: int) -> int:
-        found = device.find_near(problem("a8w8", 0, m, ()))
-        assert not isinstance(found, Support), str(found)
-        return found.row.record.problem.m
-
-    records = [tuned(8), tuned(64), tuned(sum(COUNTS), COUNTS), tuned(256)]
-    device = serving(*records)
-    wanted = {1: 8, 9: 16, 16: 16, 17: 64, 100: 256, 1000: 256}
-    assert {m: served(device, m) for m in wanted} == wanted
-    assert isinstance(device.find_near(problem("dense", 0, 8, ())), Support)
-    ranged = serving(*(replace(r, m_from=r.problem.m // 2) for r in records))
-    assert served(ranged, 9) == 16
-    alone = serving(replace(tuned(8), config=Config("grouped_gemv", 1, 4, 256)))
-    assert served(alone, 32) == 8 and "for 32 rows at most" in str(alone.find_near(problem("a8w8", 0, 33, ())))
-    # A row whose kernel can't be launched there leaves the call to the next one, but for PyTorch's own product.
-    device.binders[records[3].problem, 0] = lambda m: Support("another binary")
-    assert served(device, 1000) == 64
-    lost = serving(tuned(8), tuned(64, winner="torch"))
-    assert served(lost, 3) == 8 and "PyTorch's own product won there" in str(lost.find_near(problem("a8w8", 0, 65, ())))
-
-
-def test_kernels_read_dense_rows_of_groups() -> None:
-    ends = torch.tensor([[5, 0], [5, 0], [14, 0], [16, 0]], dtype=torch.int32)[:, 0]
-    assert not ends.is_contiguous()
-    operands = GroupedOperands(torch.randn(16, 32), torch.randn(4, 8, 32).mT, ends, None, None, torch.float32)
-    read = GROUPED.tensors(operands)
-    assert read["offsets"].is_contiguous() and torch.equal(read["offsets"], ends)
+INT8 = torch.int8
 
 
 def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_read() -> None:
@@ -109,114 +51,69 @@ def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_read() -> Non
     assert reported == [(80, 80, 0), (32, 32, 0)]
 
 
-def test_a_gradient_is_pytorchs() -> None:
+def random_mixture(experts: int, hidden: int, inner: int) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]:
+    """Tokens, weights, and shares and ids of three experts of each token, of which some are no expert."""
     torch.manual_seed(0)
-    x, w1, w2 = torch.randn(4, 16, requires_grad=True), torch.randn(3, 8, 16), torch.randn(3, 16, 4)
-    weights, ids = torch.rand(4, 2), torch.randint(0, 3, (4, 2))
-    assert mixtures.steps_for(x) is mixture_steps
-    (found,) = torch.autograd.grad(tritongemm.fused_moe(x, w1, w2, weights, ids).sum(), x)
-    (exact,) = torch.autograd.grad(experts_one_by_one(x, w1, w2, weights, ids).sum(), x)
-    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
-
-
-def experts_one_by_one(x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, gelu: bool = False) -> Tensor:
-    out = torch.zeros_like(x)
-    for token in range(x.shape[0]):
-        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
-            if 0 <= expert < w1.shape[0]:
-                gate, up = (w1[expert] @ x[token]).chunk(2)
-                act = functional.gelu(gate) if gelu else functional.silu(gate)
-                out[token] += weight * (w2[expert] @ (act * up))
-    return out
+    loud = torch.logspace(-3, 3, 7, base=2.0)[:, None]  # so that each row has a factor of its own
+    w = torch.randn(experts, 2 * inner, hidden) / hidden**0.5, torch.randn(experts, hidden, inner) / inner**0.5
+    return torch.randn(7, hidden) * loud, w, torch.rand(7, 3), torch.randint(-1, experts + 1, (7, 3))
 
 
 @each("activation", ["silu", "gelu"])
 def test_a_mixture_is_the_sum_of_its_experts(activation: str) -> None:
-    torch.manual_seed(0)
-    x, w1, w2 = torch.randn(7, 32), torch.randn(5, 48, 32), torch.randn(5, 32, 24)
-    weights, ids = torch.rand(7, 3), torch.randint(-1, 6, (7, 3))
-    found = tritongemm.fused_moe(x, w1, w2, weights, ids, activation)
-    torch.testing.assert_close(
-        found, experts_one_by_one(x, w1, w2, weights, ids, activation == "gelu"), rtol=1e-4, atol=1e-3
-    )
+    x, w, weights, ids = random_mixture(5, 32, 24)
+    assert mixtures.steps_for(x.requires_grad_()) is mixture_steps
+    found = tritongemm.fused_moe(x, *w, weights, ids, activation)
+    exact = one_by_one(x, w, weights, ids, activation)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-3)
+    gradients = [torch.autograd.grad(one.sum(), x)[0] for one in (found, exact)]  # PyTorch's
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-@each("mode", ["row", "block"])
-def test_quantised_experts_are_close(mode: str) -> None:
-    torch.manual_seed(0)
-    x, weights, ids = torch.randn(6, 128), torch.rand(6, 2), torch.randint(0, 4, (6, 2))
-    w1, w2 = torch.randn(4, 256, 128) / 12, torch.randn(4, 128, 128) / 12
-    packed = [quantised(w, mode) for w in (w1, w2)]
-    (q1, s1), (q2, s2) = packed
-    found = tritongemm.fused_moe(x, q1, q2, weights, ids, "silu", s1, s2)
-    exact = experts_one_by_one(x, w1, w2, weights, ids)
-    assert (found - exact).norm() / exact.norm() < 0.1
-
-
+@each(("mode", "dtype"), [("row", FP8), ("row", INT8), ("block", FP8)])
 @each("activation", ["silu", "gelu"])
-def test_experts_of_integers_are_those_of_float64(activation: str) -> None:
-    """Tokens, and what is activated, are rounded to int8 with a factor for each row, and nothing else is."""
-    torch.manual_seed(0)
-    loud = torch.logspace(-3, 3, 7, base=2.0, dtype=torch.float64)[:, None]  # so that each row has a factor of its own
-    x, weights, ids = (torch.randn(7, 128) * loud).float(), torch.rand(7, 3), torch.randint(-1, 6, (7, 3))
-    w1, w2 = (torch.randn(5, *shape) * torch.rand(5, shape[0], 1) for shape in ((192, 128), (128, 96)))
-    (q1, s1), (q2, s2) = ((integers(w).to(INT8), factors(w).float()) for w in (w1, w2))
-    found = tritongemm.fused_moe(x, q1, q2, weights, ids, activation, s1[..., 0], s2[..., 0])
-    exact, unrounded = torch.zeros(2, 7, 128, dtype=torch.float64)
-    for token, expert, weight in zip(range(7), ids.tolist(), weights.tolist(), strict=True):
-        for one, share in zip(expert, weight, strict=True):
-            if 0 <= one < 5:
-                first, second = q1[one].double() * s1[one], q2[one].double() * s2[one]
-                for out, to_int8 in ((exact, True), (unrounded, False)):
-                    gate, up = (first @ stepped(x[token].double(), to_int8)).chunk(2)
-                    act = functional.gelu(gate) if activation == "gelu" else functional.silu(gate)
-                    out[token] += share * (second @ stepped(act * up, to_int8))
+def test_quantised_experts_are_those_of_float64(mode: str, dtype: torch.dtype, activation: str) -> None:
+    """Tokens, and what is activated, are rounded with factors of their own, and nothing else is."""
+    x, (w1, w2), weights, ids = random_mixture(5, 128, 128)
+    depth = 1 if mode == "row" else 128  # columns of a factor
+    numbers, factors, entire = [], [], []
+    for w in (w1 * torch.rand(5, 256, 1), w2):
+        blocks = w.view(5, w.shape[1] // depth, depth, 1, 128)
+        factor = blocks.abs().amax((2, 4), keepdim=True) / (127 if dtype == INT8 else 448)
+        q = (blocks / factor).round() if dtype == INT8 else blocks / factor
+        numbers.append(q.view(w.shape).to(dtype))
+        factors.append(factor[..., 0, 0].squeeze(2) if mode == "row" else factor[:, :, 0, :, 0])
+        entire.append((q.to(dtype).double() * factor).view(w.shape))
+
+    def rounded(row: Tensor) -> Tensor:
+        q, factor = tritongemm.quantize(row[None].float(), mode, dtype)
+        return (q.double() * factor)[0]
+
+    s1, s2 = (one.flatten(1) if mode == "row" else one for one in factors)
+    found = tritongemm.fused_moe(x, numbers[0], numbers[1], weights, ids, activation, s1, s2)
+    exact, unrounded = (one_by_one(x, entire, weights, ids, activation, how) for how in (rounded, torch.Tensor.double))
     assert (found - exact).norm() / exact.norm() < 1e-5 < 1e-3 < (unrounded - exact).norm() / exact.norm()
-    as_aiter = aiter.fused_moe(x, q1, q2, weights, ids, activation=activation, w1_scale=s1, w2_scale=s2)
-    assert torch.equal(as_aiter, found)
+    if mode == "row":
+        given = x, numbers[0], numbers[1], weights, ids, None, activation
+        assert torch.equal(aiter.fused_moe(*given, w1_scale=factors[0], w2_scale=factors[1]), found)
 
 
-def stepped(row: Tensor, to_int8: bool) -> Tensor:
-    """The numbers of a row as int8 holds them, or as they are."""
-    return integers(row) * factors(row) if to_int8 else row
-
-
-def factors(rows: Tensor) -> Tensor:
-    """The largest absolute value of each row over that of int8."""
-    return rows.abs().amax(-1, keepdim=True).double() / 127
-
-
-def integers(rows: Tensor) -> Tensor:
-    """Rows over their factors, rounded."""
-    return (rows.double() / factors(rows)).round()
+def asked_by(operands: MixtureOperands) -> list[Problem]:
+    """The problems that are looked up for the two products."""
+    read = [operation.read(checked) for operation, checked in MIXTURE.products(operands)]
+    return [one.problems[0] for one in read if isinstance(one, Reading)]
 
 
 def test_a_mixture_of_integers_asks_for_the_rows_of_its_family() -> None:
     q1, q2 = torch.ones(4, 96, 64, dtype=INT8), torch.ones(4, 64, 48, dtype=INT8)
     ids = torch.zeros(5, 2, dtype=torch.int64)
     given = torch.ones(5, 64, dtype=torch.bfloat16), q1, q2, torch.ones(5, 2), ids, "silu"
-    operands = MixtureOperands(*given, torch.ones(4, 96), torch.ones(4, 64))
-    read = [operation.read(checked) for operation, checked in MIXTURE.products(operands)]
-    asked = [one.problems[0] for one in read if isinstance(one, Reading)]
-    family = registry.get(Family, "a8w8")
-    tuned = [
-        family.problem(Problem(10, n, k, *matrices("int8", c="bf16", layout="TN"), groups=Groups(4)))
-        for n, k in ((96, 64), (64, 48))
-    ]
-    assert asked == tuned
+    tuned = [product("a8w8", 10, n, k, "int8", groups=Groups(4)) for n, k in ((96, 64), (64, 48))]
+    assert asked_by(MixtureOperands(*given, torch.ones(4, 96), torch.ones(4, 64))) == tuned
     beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
     assert all(sum(constants.get("MODE") == 5 for constants in each) == 8 for each in beside)  # four routes beside
     blocks = replace(tuned[0], family="a8w8_blockscale").scaled((Scaling(depth=128), Scaling(rows=128, depth=128)))
     assert not list(expert_kernels.kernels_for(blocks, SM90))
-
-
-def quantised(w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    if mode == "row":
-        scale = w.abs().amax(-1) / 448
-        return (w / scale[..., None]).to(torch.float8_e4m3fn), scale
-    scale = w.view(w.shape[0], w.shape[1] // 128, 128, -1, 128).abs().amax((2, 4)) / 448
-    wide = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
-    return (w / wide).to(torch.float8_e4m3fn), scale
 
 
 KERNELS_AND_PYTORCH = """
@@ -322,16 +219,22 @@ print("alike")
 def test_kernels_and_pytorch_do_the_same_between_the_products(interpreter: LentProcess) -> None:
     ran = forked.interpreted(interpreter, ["-c", KERNELS_AND_PYTORCH], ROOT)
     assert ran.stdout == "alike\n", ran.stderr[-3000:]
-    assert mixture_steps.sort.__doc__
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_kernels_beside_the_products_do_so_on_an_emulated_gpu(arch: str, tmp_path: Path) -> None:
+    emulated.run_helpers(tmp_path, arch)
 
 
 def test_two_kernels_compute_a_mixture_of_which_a_row_names_one_row_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w1, w2 = (torch.ones(*shape, dtype=torch.bfloat16) for shape in ((2, 64), (4, 96, 64), (4, 64, 48)))
     given = MixtureOperands(x, w1, w2, torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64))
     tiles, alone = Config("grouped_tma", 16, 64, 128), Config("grouped_gemv", 1, 4, 256)
+    of = product("dense", 16, 144, 256, "bf16", groups=Groups(4))
 
     def asked(operands: MixtureOperands, *configs: Config, kind: str = "near") -> bool:
-        found = iter([Resolution(kind, "", record=record(problem("dense"), one)) for one in configs])
+        found = iter([Resolution(kind, "", record=record(of, one)) for one in configs])
         stand_in = SimpleNamespace(ask=lambda *product: SimpleNamespace(resolution=next(found)))
         monkeypatch.setattr(mixtures, "default_dispatcher", lambda: stand_in)
         return MoeKernels(None, {})._rows_are_alone(MIXTURE.check(operands))  # type: ignore[arg-type]
@@ -341,3 +244,77 @@ def test_two_kernels_compute_a_mixture_of_which_a_row_names_one_row_a_program(mo
     more = given._replace(x=x.repeat(6, 1), topk_weights=torch.ones(12, 3), topk_ids=given.topk_ids.repeat(6, 1))
     assert not asked(more, alone, alone)
     assert not asked(given._replace(w2_bias=torch.ones(4, 64)), alone, alone)
+
+
+def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
+    """The problem that a table has for a product of a mixture with powers of two."""
+    family, scales = f"{'a4w4' if dtype == FP4 else 'a8w8'}_blockscale", "mx_shuffled" if layout else "mx"
+    return product(family, TOKENS * TOPK, n, k, FORMATS[dtype], scales, groups=Groups(EXPERTS))
+
+
+@each("layout", ["", SHUFFLED])
+@each("dtype", [FP8, torch.float8_e5m2, FP4])
+def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever serves: with powers of two along K, and those of activations in the order of the weights'."""
+    asked: list[object] = []
+
+    def run(operation: Grouped, operands: GroupedOperands) -> Tensor:
+        reading = GROUPED.read(operands._replace(out_dtype=torch.bfloat16))
+        asked.append(reading.problems[0] if isinstance(reading, Reading) else reading)
+        return grouped(operands)
+
+    monkeypatch.setattr(Grouped, "fallback", run)
+    mixture = Mixture.make(dtype, layout)
+    found, exact = mixture.compute(), mixture.exact()
+    assert (found - exact).norm() / exact.norm() < 1e-5
+    assert asked == [tuned(dtype, 2 * INNER, HIDDEN, layout), tuned(dtype, HIDDEN, INNER, layout)]
+
+
+@pytest.mark.parametrize("dtype", ["fp4", pytest.param("fp8", marks=pytest.mark.heavy)])
+def test_all_its_kernels_give_the_same(interpreter: LentProcess, tmp_path: Path, dtype: str) -> None:
+    ran = forked.interpreted(interpreter, ["-m", "tests.support.run_mixture", str(tmp_path), dtype], ROOT)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
+    assert float(ran.stdout.split()[1]) < 1e-5, ran.stdout
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    mixture = Mixture.make(FP4, "")
+    (w1, w2), (scale1, scale2) = mixture.w, mixture.scales
+    fp8 = Mixture.make(FP8, "")
+    wrong = (
+        ({"scales": (scale1[..., :-1], scale2)}, r"w1_scale must be e8m0 \(3, 148, 4\), not torch.uint8 \(3, 148, 3\)"),
+        ({"scales": (scale1, scale2.float())}, r"w2_scale must be e8m0 \(3, 106, 3\), not torch.float32"),
+        ({"scales": (torch.full_like(scale1, 255), scale2)}, "w1_scale holds NaN"),
+        ({"layout": "spiral"}, "scale_layout is 'spiral'; powers of two of experts are stored in rows, e8m0_32x8"),
+        ({"layout": SHUFFLED}, r"w1_scale must be e8m0 \(3, 160, 8\)"),
+        ({"w": (w1[..., :-1], w2)}, "of fp4 with two numbers a byte along K"),
+        ({"w": (w1, w2[..., :-1])}, r"wants a w2 \(3, 106, 37\)"),
+        ({"w": (w1, fp8.w[1])}, "wants a w2"),
+        ({"w": (fp8.w[0].view(torch.float8_e4m3fnuz), fp8.w[1].view(torch.float8_e4m3fnuz))}, "OCP's fp8 and fp4"),
+    )
+    for changes, says in wrong:
+        with pytest.raises(InputError, match=says):
+            replace(mixture, **changes).compute()
+    floats = [torch.ones(3, w.shape[1]) for w in fp8.w]
+    with pytest.raises(InputError, match="it is of factors that are powers of two"):
+        replace(fp8, scales=(floats[0], floats[1]), layout=SHUFFLED).compute()
+
+
+def test_a_library_has_its_kernels_where_the_target_converts_to_its_type() -> None:
+    fp8, fp4 = (tuned(dtype, HIDDEN, INNER, SHUFFLED) for dtype in (FP8, FP4))
+    counts = {
+        (p.a.dtype, t.name): len(list(expert_kernels.kernels_for(p, t))) for p in (fp8, fp4) for t in (SM90, GFX942)
+    }
+    assert counts["fp8e4m3fn", "gfx942"] == counts["fp8e4m3fn", "sm90"] - 8  # gather, route, and activations
+    assert counts["fp4e2m1", "gfx942"] == counts["fp4e2m1", "sm90"] == counts["fp8e4m3fn", "sm90"]
+    gather, _ = expert_kernels.choose_gather("bf16", "fp4e2m1", "mx_shuffled", 5, INNER, INNER, 2)
+    assert "r // 32 * (32 * groups)" in gather.source and gather.signature["scale_ptr"] == "*u8"
+
+
+def test_aiters_name_takes_it_too() -> None:
+    mixture = Mixture.make(FP4, "")
+    found = aiter.fused_moe(
+        mixture.x, *mixture.w, mixture.weights, mixture.ids, activation="ActivationType.Silu",
+        w1_scale=mixture.scales[0], w2_scale=mixture.scales[1],
+    )  # fmt: skip
+    assert torch.equal(found, mixture.compute())

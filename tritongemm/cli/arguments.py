@@ -107,6 +107,12 @@ def add_verbose(p: argparse.ArgumentParser) -> None:
     p.add_argument("--verbose", action="store_true", help="list every row that is left out, not one of each kind")
 
 
+def add_shipped(p: argparse.ArgumentParser) -> None:
+    """Add the option that reads the shipped tables too; "" for those of this machine's GPU."""
+    help_text = "also the shipped tables, of this machine's kind of GPU or of one named, as h200"
+    p.add_argument("--shipped", nargs="?", const="", metavar="GPU", help=help_text)
+
+
 def add_gpus(g: argparse._ActionsContainer, *names: str, default: str = "all") -> None:
     """Add the option that names GPUs."""
     g.add_argument("--gpus", *names, type=devices, metavar="I,J,…",

@@ -21,7 +21,6 @@ from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins.contracts import Evaluator
-from tritongemm.report import plain_table
 from tritongemm.results import rewriting
 from tritongemm.results.rewriting import HeldRows
 from tritongemm.system import settings
@@ -101,7 +100,7 @@ def _read(path: Path) -> _Source:
 def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bool) -> None:
     rows = [_row(one) for one in found]
     if rows:
-        print(*plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()), sep="\n")
+        shell.answer_table(_COLUMNS, rows, _WORDS)
     shell.report_alike((f"damaged: {line}" for line in source.damaged), verbose)
     for line in tuned_rows.list_calls([one.claim.record for one in found], every=False):
         shell.report(line)
@@ -109,7 +108,7 @@ def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bo
     listed = ", ".join(f"{count} {state}" for state, count in counts.items())
     versions = ", ".join(f"{name} {version}" for name, version in building.toolchain(here).items())
     where = f"{here.product} ({here.target.name})" if here.devices else "no GPU here"
-    print(f"{source.path}: {listed} ({versions}; {where})")
+    shell.answer(f"{source.path}: {listed} ({versions}; {where})")
 
 
 def _row(one: Checked) -> list[str]:

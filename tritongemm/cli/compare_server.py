@@ -15,13 +15,11 @@ from tritongemm.measure.server import loads
 from tritongemm.measure.server.client import Client, Continuation
 from tritongemm.measure.server.loads import Load
 from tritongemm.measure.server.process import Server, run
-from tritongemm.report import plain_table
 from tritongemm.report.page.report_data import ReportData
 from tritongemm.results import server_comparison
 from tritongemm.results.server_comparison import QUANTITIES, ComparedLoad, Quantity, ServerComparison
 from tritongemm.serving import shipped_tables
 from tritongemm.system import files, settings
-from tritongemm.system.printable import printable
 from tritongemm.system.temporary_folder import TemporaryFolder
 
 ENDING_SECONDS = 1.0  # that a server which closes its connections may take to end
@@ -192,18 +190,17 @@ def _compared(
 
 def _show(args: argparse.Namespace, comparison: ServerComparison, weighed: bool) -> bool:
     """Print a comparison, and write it; return whether rows served."""
+    rows = [_cells(load, place) for load in comparison.loads for place in range(len(load.quantities))]
+    shell.answer_table(_COLUMNS, rows, _WORDS)
     for line in _lines(comparison, weighed):
-        print(printable(line))
+        shell.answer(line)
     if args.output:
         files.atomic_write(Path(args.output), comparison.to_json())
     return bool(comparison.served)
 
 
 def _lines(comparison: ServerComparison, weighed: bool) -> Iterator[str]:
-    """Yield what is printed: a row for each quantity of each load, and what the figures rest on."""
-    rows = [_cells(load, place) for load in comparison.loads for place in range(len(load.quantities))]
-    for line in plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()):
-        yield from line.splitlines()
+    """Yield what the figures rest on."""
     how = "weighed by the workload's calls" if weighed else "each counted once, as no workload was named"
     yield "A: without the table, B: with it. Gain: how much faster B is, by the median of all pairs of starts."
     yield f"Rows: the gain that the table's own times predict for the products alone, {how}."

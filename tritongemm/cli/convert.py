@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if not (written.count or found.merged):
         raise InputError(f"{output}: none of {len(found.records)} results could be written as {format_.title}")
     merged = f"{len(found.merged)} files merged; " if found.merged else ""
-    print(f"{output}: {merged}{written.count} of {len(found.records)} results written as {format_.title}")
+    shell.answer(f"{output}: {merged}{written.count} of {len(found.records)} results written as {format_.title}")
     return shell.WRONG if found.damaged else shell.DONE
 
 

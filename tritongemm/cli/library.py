@@ -13,7 +13,6 @@ from tritongemm.export.library.storage import open_library
 from tritongemm.export.library.writing import Contents, publish
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext import machine
-from tritongemm.report import plain_table
 from tritongemm.system import files
 from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes
@@ -120,7 +119,7 @@ def _report_written(output: Path, contents: Contents, conflicts: Sequence[str], 
     size = sum({code.sha256: code.size for code in contents.objects}.values())
     beside = f" and {len(contents.helpers)} helper kernels" if contents.helpers else ""
     digest = open_library(output).digest
-    print(
+    shell.answer(
         f"{output}: {len(contents.entries)} results, {kernels} with kernels{beside} of {size / 1e6:.1f} MB, "
         f"{len(conflicts)} conflicts (sha256 {digest[:12]})"
     )
@@ -134,9 +133,9 @@ def _list(args: argparse.Namespace) -> int:
         shell.report_alike((f"left out: {path}: {entry}" for entry in library.damaged), args.verbose)
         damaged |= bool(library.damaged)
         beside = f", {len(library.helpers)} helper kernels" if library.helpers else ""
-        print(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
+        shell.answer(f"{path}: {len(library.entries)} results{beside} (sha256 {library.digest[:12]})")
         if rows := [_row(entry) for entry in sorted(library.entries, key=_place)]:
-            print(*plain_table.align(_COLUMNS, rows, _WORDS, plain_table.terminal_width()), sep="\n")
+            shell.answer_table(_COLUMNS, rows, _WORDS)
     return shell.WRONG if damaged else shell.DONE
 
 
@@ -172,5 +171,5 @@ def _verify(args: argparse.Namespace) -> int:
         damaged += len(faults)
         count = len(library.entries) + len(library.helpers) + len(library.damaged)
         what = "results and helper kernels" if library.helpers else "results"
-        print(f"{path}: {count - len(faults)} of {count} {what} are complete (sha256 {library.digest[:12]})")
+        shell.answer(f"{path}: {count - len(faults)} of {count} {what} are complete (sha256 {library.digest[:12]})")
     return shell.WRONG if damaged else shell.DONE

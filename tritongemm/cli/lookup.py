@@ -19,7 +19,6 @@ from tritongemm.serving import shipped_tables, source_row, stated_orders
 from tritongemm.serving.loaded_tables import merge, read_table
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow, kind_of, same_memory
-from tritongemm.system.printable import printable
 from tritongemm.workloads import sizes
 
 
@@ -43,11 +42,11 @@ def main(argv: Sequence[str]) -> int:
     found = _find(table, problem, device)
     lines = _describe(*found, problem, device, table) if not isinstance(found, Support) else [f"fallback: {found}"]
     for line in lines:
-        print(printable(line))
+        shell.answer(line)
     if isinstance(found, Support):
         others = [*_foreign_rows(args.files, problem, device), *_other_devices(table, problem, device, found)]
         for line in [*others, *_other_memory(rows, problem, gbps)]:
-            print(printable(line))
+            shell.answer(line)
     return shell.WRONG if isinstance(found, Support) else shell.DONE
 
 
@@ -55,8 +54,7 @@ def parser() -> arguments.Parser:
     """Return the options of the command."""
     p = arguments.Parser("tritongemm lookup", usage="%(prog)s [FILE ...] -m M -n N -k K [OPTION ...]")
     p.add_argument("files", nargs="*", type=arguments.path, metavar="FILE", help="results, as in TRITONGEMM_CONFIG")
-    p.add_argument("--shipped", nargs="?", const="", metavar="GPU",
-                   help="also the shipped tables, of this machine's kind of GPU or of one named, as h200")  # fmt: skip
+    arguments.add_shipped(p)
     call = p.add_argument_group("the call; B is column-major, as a linear layer's weight is, without -row_b")
     options.problem_options(call)
     help_text = "B is stored row-major, as in x @ b with b [K, N]"

@@ -20,16 +20,22 @@ _ADVICE = "choose another file with -o"
 @shell.command
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status is one of `cli.shell`."""
-    args = parser().parse_args(argv)
+    p = parser()
+    args = p.parse_args(argv)
+    if not args.results and args.shipped is None:
+        p.error("name RESULTS, or --shipped")
     output, paths = Path(args.output), [Path(path) for path in args.results]
     _check_place(output)
     found = result_files.ReadFiles()
     defaults = Defaults(family=args.family)
     for path in paths:
         result_files.read(path, defaults, found)
+    sources = args.results if args.shipped is None else [*args.results, f"shipped tables {args.shipped}".rstrip()]
+    if args.shipped is not None:
+        result_files.read_shipped(args.shipped, found)
     if not found.records:
-        raise InputError(f"{', '.join(args.results)}: no result with a time; name results of tritongemm tune")
-    data = result_files.gathered(found, args.results, result_files.calls_of(args.workload, defaults, found))
+        raise InputError(f"{', '.join(sources)}: no result with a time; name results of tritongemm tune")
+    data = result_files.gathered(found, sources, result_files.calls_of(args.workload, defaults, found))
     if args.server:
         data = replace(data, server=read_comparison(Path(args.server), read_text(Path(args.server))))
     if args.against:
@@ -38,12 +44,12 @@ def main(argv: Sequence[str]) -> int:
             result_files.read(Path(name), defaults, before)
         found.damaged |= before.damaged
         data = replace(data, older=tuple(before.records.values()), notes=(*data.notes, *before.notes))
-        print(f"against {', '.join(args.against)}: {older.describe(older.changes(data, data.older or ()))}")
+        shell.answer(f"against {', '.join(args.against)}: {older.describe(older.changes(data, data.older or ()))}")
     text = _write(output, data, args.title)
     shell.report_alike(data.notes, args.verbose)
     for name, curve in time_to_quality.curves_of(data).items():
-        print(f"{name}: {curve.describe()}")
-    print(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
+        shell.answer(f"{name}: {curve.describe()}")
+    shell.answer(f"{output}: {len(data.records)} results, {len(text.encode()) / 2**20:.1f} MiB")
     return shell.WRONG if found.damaged else shell.DONE
 
 
@@ -71,8 +77,9 @@ def _write(output: Path, data: ReportData, title: str) -> str:
 def parser() -> arguments.Parser:
     """Return the options of the command."""
     p = arguments.Parser("tritongemm report")
-    p.add_argument("results", nargs="+", type=arguments.path, metavar="RESULTS",
+    p.add_argument("results", nargs="*", type=arguments.path, metavar="RESULTS",
                    help="results (journals beside them are read too), journals, libraries, campaigns")  # fmt: skip
+    arguments.add_shipped(p)
     p.add_argument("-o", "--output", type=arguments.output, required=True, metavar="HTML",
                    help="the page; a report at this path is replaced")  # fmt: skip
     p.add_argument("--workload", type=arguments.path, metavar="FILE",

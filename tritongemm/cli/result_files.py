@@ -54,12 +54,7 @@ class ReadFiles:
 def read(path: Path, defaults: Defaults, found: ReadFiles) -> None:
     """Read results and the journal beside them, a journal alone, a library, a campaign's folder, or shipped tables."""
     if str(path) == shipped_tables.NAME:
-        gbps = machine.memory_gbps(machine.find_machine(None))
-        fitting = [row.record for row in read_table(path).rows if same_memory(row.shipped_for, gbps)]
-        if not fitting:
-            known = ", ".join(shipped_tables.names())
-            raise InputError(f"no GPU is here that has shipped tables; there are: {known}; lookup --shipped names one")
-        found.add(fitting)
+        read_shipped("", found)
         return
     if (path / CAMPAIGN).is_file():
         _read_campaign(path, defaults, found)
@@ -82,6 +77,18 @@ def read(path: Path, defaults: Defaults, found: ReadFiles) -> None:
     beside = RunFiles(path).journal
     if beside.is_file():
         _add_history(beside, found)
+
+
+def read_shipped(gpu: str, found: ReadFiles) -> None:
+    """Read the shipped tables of a kind of GPU, such as h200, or "" for those of this machine's."""
+    gbps = 0 if gpu else machine.memory_gbps(machine.find_machine(None))
+    every = shipped_tables.find(gpu).rows if gpu else read_table(Path(shipped_tables.NAME)).rows
+    fitting = [row.record for row in every if gpu or same_memory(row.shipped_for, gbps)]
+    if not fitting:
+        known = ", ".join(shipped_tables.names())
+        advice = "lookup and report take one's name: --shipped GPU"
+        raise InputError(f"no GPU is here that has shipped tables; there are: {known}; {advice}")
+    found.add(fitting)
 
 
 def _read_campaign(folder: Path, defaults: Defaults, found: ReadFiles) -> None:

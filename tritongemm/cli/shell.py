@@ -21,13 +21,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.report.alike_lines import summarise
+from tritongemm.report.plain_table import align, keep_words, terminal_width
 from tritongemm.system import temporary_folder
 from tritongemm.system.printable import printable
 from tritongemm.system.stop_signals import handled, on_stop
@@ -69,7 +70,22 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
 
 def report(text: str) -> None:
     """Print one line for a person on the standard error."""
-    print(printable(text), file=sys.stderr)
+    _print_line(text, sys.stderr)
+
+
+def answer(text: str) -> None:
+    """Print one line of what a command was asked for on the standard output."""
+    _print_line(text, sys.stdout)
+
+
+def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str]) -> None:
+    """Print a table on the standard output; columns in `words` are aligned on the left."""
+    for line in align(columns, rows, words, terminal_width(sys.stdout)):
+        print(line)
+
+
+def _print_line(text: str, stream: TextIO) -> None:
+    print(keep_words(printable(text), terminal_width(stream)), file=stream)
 
 
 def report_alike(lines: Iterable[str], verbose: bool) -> None:

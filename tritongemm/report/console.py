@@ -25,7 +25,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import OUR_FAULT, PREDICTED, Trial
 from tritongemm.plugins.contracts.searching import Pruned
 from tritongemm.report.alike_lines import summarise
-from tritongemm.report.plain_table import align
+from tritongemm.report.plain_table import align, keep_words
 from tritongemm.report.progress import KEPT, Progress
 from tritongemm.report.status_line import StatusLine
 from tritongemm.system.printable import printable
@@ -67,7 +67,8 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print one line of plain text."""
-        self._errors.print(Text(printable(text)), soft_wrap=True)
+        width = self._errors.width if self._errors.is_terminal else inf
+        self._errors.print(Text(keep_words(printable(text), width)), soft_wrap=True)
 
     def say_alike(self, lines: Iterable[str]) -> None:
         """Print messages about rows: one of each kind with a count, or all of them where `verbose`."""

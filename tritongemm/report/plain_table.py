@@ -1,18 +1,28 @@
-"""Aligns tables in plain text; of rows wider than the terminal the last columns go to further lines."""
+"""Fits tables and lines of text to a terminal: the last columns of wide rows go to further lines; no word is cut."""
 
 import os
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from math import inf
+from typing import TextIO
 
 from rich.cells import cell_len
 
 _INDENT = "  "
 
 
-def terminal_width() -> float:
-    """Return the columns of the terminal that is the standard output; without bound where that is a file or a pipe."""
-    return os.get_terminal_size(sys.stdout.fileno()).columns or inf if sys.stdout.isatty() else inf
+def terminal_width(stream: TextIO) -> float:
+    """Return the columns of the terminal that a stream is; without bound where it is a file or a pipe."""
+    return os.get_terminal_size(stream.fileno()).columns or inf if stream.isatty() else inf
+
+
+def keep_words(text: str, width: float) -> str:
+    """Return a line with blanks where a terminal would cut a word: to its edge, so that what is copied is one line."""
+    line, *words = text.split(" ")
+    for word in words:
+        used = cell_len(line) % width
+        fits = used + 1 + cell_len(word) <= width
+        line += " " * (1 if fits else int(-used % width) or 1) + word
+    return line
 
 
 def align(

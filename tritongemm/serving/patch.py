@@ -19,6 +19,7 @@ from tritongemm.serving.joined_layers import JoinedLayers, JoinedPart, find_join
 from tritongemm.serving.served_layers import ServedExperts, ServedFP8Linear, ServedModule, served_class
 
 _compiling = torch.compiler.is_compiling
+_TRANSPOSED = "Conv1D"  # GPT-2's linear layer in transformers, x @ weight with a weight [K, N]
 _Kind: TypeAlias = "type[nn.Module] | served_w4.Converted"  # the class that a layer is given, or its converted weight
 
 
@@ -218,7 +219,7 @@ def _find_kind(
     if served_layers.is_mixture(module):
         left = served_layers.why_mixture_left(module, dispatcher.expert_weights)
         return left or served_class(ServedExperts, former)
-    if isinstance(module, nn.Linear) or "Linear" in former.__name__:
+    if isinstance(module, nn.Linear) or "Linear" in former.__name__ or former.__name__ == _TRANSPOSED:
         return _why_left(module, dispatcher, invariant) or ServedLinear
     return None
 
@@ -261,7 +262,8 @@ def _why_left(module: nn.Module, dispatcher: Dispatcher, invariant: bool) -> str
     if _is_served(kind):
         return "served already"
     if kind is not nn.Linear:
-        return f"of class {kind.__module__}.{kind.__qualname__}"
+        instead = ", which tritongemm.serve serves by rows with a row-major B" if kind.__name__ == _TRANSPOSED else ""
+        return f"of class {kind.__module__}.{kind.__qualname__}{instead}"
     if "forward" in vars(module):
         return "another library replaced its forward"
     if type(module.weight) is not nn.Parameter or type(module.weight.data) is not torch.Tensor:

@@ -17,6 +17,7 @@ from tritongemm.serving.source_row import SourceRow, padded_ms, same_memory
 
 _Device: TypeAlias = "tuple[str, int]"  # a target and compute units
 RowKey: TypeAlias = "tuple[Problem, str, int, bool, int]"
+_MOST_NAMED = 4  # sizes or types of rows in a message
 
 
 def row_key(row: SourceRow) -> RowKey:
@@ -118,7 +119,18 @@ class RecordTable:
         )
         known = (other for other in possible if self._find_row(other, arch, compute_units))
         also = "".join(f"; {other.key} was, which serves {describe_calls(other)}" for other in known)
-        return f"{problem.key} was never tuned for {arch}{also}"
+        return f"{problem.key} was never tuned for {arch}{also or self._other_rows(problem, arch, compute_units)}"
+
+    def _other_rows(self, problem: Problem, arch: str, compute_units: int) -> str:
+        """Return of which M a product's rows are, or of which types those of its N and K, for a message."""
+        sizes = sorted({row.record.problem.m for row in self.near_rows(problem, arch, compute_units)})
+        names = [f"M {m}" for m in sizes]
+        if not self.devices_of(problem):
+            alike = {p for p in self._by_product if (p.n, p.k) == (problem.n, problem.k)}
+            names = sorted({p.key.partition("_")[2] for p in alike - set(map(_product, other_layouts(problem)))})
+        left = len(names) - _MOST_NAMED
+        more = f" and {left} other{'s'[: left > 1]}" if left > 0 else ""
+        return f"; rows of this N x K are of {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
 
     def devices_of(self, problem: Problem) -> list[tuple[str, int]]:
         """Return the targets and compute units that the rows of a product are of, whatever their M."""

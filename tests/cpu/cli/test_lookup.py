@@ -119,8 +119,25 @@ def test_rows_of_another_layout_are_named_and_can_be_asked_for(
     assert run(capsys, *words, "-m", "16") == (1, [near]), "the layout once"
     assert run(capsys, *words, "-m", "17")[1] == ["fallback: 17x32x64_bf16_TN was never tuned for sm90", layout]
     assert run(capsys, *words, "-m", "16", "-row_b")[1][0] == "exact: 16x32x64_bf16_TT on sm90, 132 compute units"
-    found.write_text(results_format().write([record(replace(tuned, bias="m"))]), encoding="utf-8")
-    assert run(capsys, *words, "-m", "16") == (1, ["fallback: 16x32x64_bf16_TN was never tuned for sm90"])
+
+
+def test_what_the_rows_of_an_n_and_k_are_of_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their types, as where a file of four-bit weights is asked for bf16, or their M."""
+    found = tmp_path / "rows.yaml"
+    four_bits = Problem(16, 32, 128, *matrices("bf16", "int4", "bf16", layout="TN"))
+    rows = [
+        record(Problem(16, 32, 64, *matrices("fp16", layout="TN"))),
+        record(registry.get(Family, "a16w4").problem(four_bits)),
+        *(record(problem(m, 32, 48)) for m in (1, 2, 4, 8, 16)),
+    ]
+    found.write_text(results_format().write(rows), encoding="utf-8")
+    for k, of in (
+        ("64", "fp16_TN"),
+        ("128", "bf16-int4-bf16_TN_a16w4_weight_128"),
+        ("48", "M 1, M 2, M 4, M 8 and 1 other"),
+    ):
+        reason = f"fallback: 17x32x{k}_bf16_TN was never tuned for sm90; rows of this N x K are of {of}"
+        assert run(capsys, str(found), "-m", "17", *SIZE[:2], "-k", k, *SIZE[4:]) == (1, [reason])
 
 
 def test_what_aiters_files_have_of_a_size_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,9 @@ def test_shipped_tables_are_those_of_this_memory(tmp_path: Path, monkeypatch: Pa
     monkeypatch.setattr(machine, "memory_gbps", lambda _: 100)
     with pytest.raises(InputError, match="no GPU is here that has shipped tables; there are: h100, h200"):
         result_files.read(Path("shipped"), Defaults(), found)
+    named = result_files.ReadFiles()
+    result_files.read_shipped("H200", named)
+    assert named.records == found.records, "no GPU of that kind needs to be here"
 
 
 @drawn

@@ -72,6 +72,13 @@ def test_c_follows_a(a: str, c: str) -> None:
     assert make_problem(Defaults.of(a), 1, 1, 1) == Problem(1, 1, 1, *matrices(a, c=c))
 
 
+def test_b_is_of_the_only_type_that_its_family_has_for_a() -> None:
+    given = Defaults.of("int8", layout="TN", family="a8w4")
+    assert make_problem(given, 16, 32, 128).b.dtype == "int4"
+    with pytest.raises(InputError, match="family a8w4 does not multiply int8 by fp4e2m1; it is fp8 or int8 by a"):
+        make_problem(given, 16, 32, 128, {"dtype_b": "fp4e2m1"})
+
+
 def test_open_fp8_needs_an_encoding() -> None:
     with pytest.raises(InputError, match="the target has no fp8; choose another dtype"):
         make_problem(Defaults.of("fp8", fp8_encoding="none"), 1, 1, 1)

@@ -210,6 +210,12 @@ def test_what_a_target_does_not_run() -> None:
         (Problem(1, 1, 1, *matrices(b=nuz)), sm90, "no matrix instruction for fp8e4m3fnuz (B); its fp8 encoding is fn"),
         (Problem(1, 1, 1, *matrices(c=nuz)), sm90, "sm90 does not convert to fp8e4m3fnuz (C)"),
         (Problem(1, 1, 1, *matrices("int8", "fp16", "fp16")), sm90, "int8 times fp16 mixes integers with floats"),
+        (
+            Problem(1, 1, 128, *matrices("bf16", "int4")),
+            sm90,
+            "mixes integers with floats; with scales: --family a16w4",
+        ),
+        (Problem(1, 1, 128, *matrices(fn, "fp4e2m1")), sm90, "no meaning without scales; with scales: --family a8w4"),
         (Problem(1, 1, 1, *matrices("int8", c="fp16")), sm90, "int8 operands need an integer C, not fp16"),
         (Problem(1, 1, 1, *matrices(c="int8")), sm90, "fp16 operands need a C of floats, not int8"),
         (Problem(1, 1, 1, *matrices("int32")), sm90, "int32"),

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from dataclasses import replace
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from tritongemm.report import progress, tables
 from tritongemm.report.alike_lines import MOST_LISTED, summarise
 from tritongemm.report.console import Reporter
 from tritongemm.report.listener import Listener
-from tritongemm.report.plain_table import align
+from tritongemm.report.plain_table import align, keep_words
 from tritongemm.results.revalidation import RetimedResult, VerifiedResult
 from tritongemm.system.printable import WORD_CHARACTERS, printable
 
@@ -337,3 +338,13 @@ def test_without_other_results_their_column_is_left_out() -> None:
     tables.print_invariance(listener, [replace(ROW, library_seconds=None)], (), {})
     assert "unconstrained" not in listener.tables
     assert listener.lines == ["rows have the same bits at every M; order of additions: 1x64 (1)"]
+
+
+@given(st.text(alphabet="ab  ", max_size=60), st.integers(4, 12))
+def test_a_terminal_cuts_no_word_that_fits(text: str, width: int) -> None:
+    """The words and their order are those of the text, and blanks alone were added."""
+    shown = keep_words(text, width)
+    assert shown.split() == text.split() and keep_words(text, inf) == text
+    rows = [shown[i : i + width] for i in range(0, len(shown), width)]
+    fitting = {word for word in text.split() if len(word) < width}
+    assert fitting <= {word for row in rows for word in row.split()}

@@ -252,7 +252,7 @@ def test_explains_what_each_source_answered(gpu: Gpu) -> None:
     exact, *lines = str(dispatcher.explain(empty(16, 64), empty(32, 64))).splitlines()
     assert exact.startswith("exact: ") and lines == ["  tuned_record serves the call"]
     said = str(dispatcher.explain(empty(17, 64), empty(32, 64))).splitlines()
-    reason = "17x32x64_bf16_TN was never tuned for sm90"
+    reason = "17x32x64_bf16_TN was never tuned for sm90; rows of this N x K are of M 16"
     assert said == [
         f"fallback: {reason}; PyTorch's kernel, called directly from call 64 on",
         f"  tuned_record declines: {reason}",

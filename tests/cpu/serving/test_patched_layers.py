@@ -132,6 +132,10 @@ class QuantisedLinear(nn.Linear):  # type: ignore[misc]
     pass
 
 
+class Conv1D(nn.Module):  # type: ignore[misc]
+    """Called as GPT-2's linear layer."""
+
+
 ROWS = [record(problem(m, 96, 64, "n")) for m in (1, 16)]
 
 
@@ -149,6 +153,8 @@ def test_says_what_is_served_and_what_is_left() -> None:
         "1 left: no row for N=64, K=96; 1 left: of class"
     )
     assert set(tritongemm.patch(model).left.values()) >= {"served already"}
+    (reason,) = tritongemm.patch(Conv1D()).left.values()
+    assert reason == f"of class {__name__}.Conv1D, which tritongemm.serve serves by rows with a row-major B"
     patch.undo()
     patch.undo()
     assert str(patch).startswith("0 of 6 linear layers are served; 1 left")

@@ -1,5 +1,6 @@
 """Holds what families share: random operands, the reference in float64, and the supported dtypes and orders of B."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from tritongemm.core.operands import Operands, Tensor
@@ -98,12 +99,22 @@ def readable(problem: Problem, target: Target) -> Support:
     """Return whether the target's matrix units read both operands."""
     for name, dtype in (("A", problem.a.type), ("B", problem.b.type)):
         if dtype.packed > 1:
-            return Support(
-                f"{dtype.name} ({name}) has no meaning without scales: choose a --family with scales along K"
-            )
+            return Support(f"{dtype.name} ({name}) has no meaning without scales{offer_families(problem)}")
         if not target.supports(dtype):
             return Support(f"{target.name} has no matrix instruction for {dtype.name} ({name}); {fp8_of(target)}")
     return SUPPORTED
+
+
+def offer_families(problem: Problem) -> str:
+    """Return which families multiply numbers of a problem's types, behind why its own does not; "" where none does."""
+    usual = replace(problem, b=problem.b._replace(row_major=False), c=problem.c._replace(dtype="bf16"))
+
+    def multiplies(family: Family) -> bool:
+        pairs = (pair for pair in family.scalings(problem.a.dtype, problem.b.dtype) if pair != NO_SCALES)
+        return any(family.computes(replace(usual.scaled(pair), family=family.name)) for pair in pairs)
+
+    names = [family.name for family in registry.every(Family) if multiplies(family)]
+    return f"; with scales: --family {' or '.join(names)}" if names else ""
 
 
 def microscaled(problem: Problem, target: Target) -> Support:

@@ -30,8 +30,10 @@ class EightByFourFamily(FourBitWeightFamily):
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """Return the factors of A with those of a weight of this type; of OCP's fp8 by fp4 powers of two first."""
+        """Return the factors of A with those of B; of OCP's fp8 by fp4 powers of two first; none of int8 by fp4."""
         powers = dtype_b == "fp4e2m1"
+        if powers and dtype_a == "int8":
+            return ()
         of_rows = [name for name in EIGHT_BY_FOUR if dtype_a != "int8" or name.startswith("row")]
         names = [name for name in of_rows if name.endswith("_mx") == powers]
         mx = ("mx",) if powers and dtype_a in OCP_FP8 else ()

@@ -11,7 +11,7 @@ from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
-from tritongemm.numerics.families._standard import StandardFamily, fp8_of
+from tritongemm.numerics.families._standard import StandardFamily, fp8_of, offer_families
 
 
 class DenseFamily(StandardFamily):
@@ -31,7 +31,9 @@ class DenseFamily(StandardFamily):
 
     def _types(self, problem: Problem) -> Support:
         if problem.a.type.is_integer != problem.b.type.is_integer:
-            return Support(f"{problem.a.dtype} times {problem.b.dtype} mixes integers with floats")
+            return Support(
+                f"{problem.a.dtype} times {problem.b.dtype} mixes integers with floats{offer_families(problem)}"
+            )
         if problem.a.type.is_integer != problem.c.type.is_integer:
             kind = "an integer C" if problem.a.type.is_integer else "a C of floats"
             return Support(f"{problem.a.dtype} operands need {kind}, not {problem.c.dtype}")

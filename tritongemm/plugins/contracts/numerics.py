@@ -7,6 +7,7 @@ from typing import ClassVar, final
 
 from tritongemm.core.dtypes import DType
 from tritongemm.core.epilogues import RUN
+from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Problem
@@ -31,11 +32,15 @@ class Family(Plugin, abstract=True):
     @final
     def problem(self, plain: Problem, scales: str = "") -> Problem:
         """Make a product one of this family, with scale factors of a name of `scalings`, or raise an InputError."""
-        pair = choose_pair(scales, self.scalings(plain.a.dtype, plain.b.dtype))
+        pairs = self.scalings(plain.a.dtype, plain.b.dtype)
+        if not pairs:
+            types = f"{plain.a.dtype} by {plain.b.dtype}"
+            raise InputError(f"family {self.name} does not multiply {types}; it is {self.summary}")
+        pair = choose_pair(scales, pairs)
         return replace(plain.scaled(pair), family=self.name)
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
-        """Return all pairs of scale factors that A and B of these types may have, the default first."""
+        """Return all pairs of scale factors that A and B of these types may have, the default first; () of none."""
         return (NO_SCALES,)
 
     @final

@@ -1,6 +1,7 @@
 """Allocates the memory that a kernel's programs share: a workspace, and counters that every launch leaves zero."""
 
 import threading
+from collections.abc import Callable, Hashable
 
 from tritongemm.core.errors import TritonGemmError, WorkspaceError
 from tritongemm.core.integers import round_up
@@ -13,10 +14,11 @@ _MOST_BYTES = 64 << 20  # the most memory of sets allocated at once, if more tha
 
 
 class WorkspacePool:
-    """A workspace and counters for each stream, and counters for each stream of each capture.
+    """A workspace and counters for each stream, and counters for each stream of the captures of one pool of memory.
 
-    A capture needs its own, because a graph may be replayed beside the stream that it was captured on. (Its workspace
-    comes from PyTorch's allocator, which puts it into the graph's own pool.) The memory comes from the driver, so that
+    A capture needs others than its stream, because a graph may be replayed beside that. (Its workspace comes from
+    PyTorch's allocator, which puts it into the graph's pool.) Graphs whose memory is one pool, as a server's hundreds
+    are, never run beside each other, and share theirs. The memory comes from the driver, so that
     no graph's pool holds it, and is never freed: queued work and graphs point to it. Instead of counters a kernel may
     keep sums there that it finds at zero and leaves at zero. Sizes are what the most demanding kernel needs.
     """
@@ -28,7 +30,7 @@ class WorkspacePool:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self.of_streams: dict[int, tuple[int, int]] = {}
-        self._of_captures: dict[tuple[int, int], int] = {}
+        self._of_captures: dict[tuple[Hashable, int], int] = {}
         self._allocate_counters()
 
     def holds(self, workspace_bytes: int, counter_bytes: int) -> bool:
@@ -51,14 +53,19 @@ class WorkspacePool:
                 pair = self.of_streams[stream]
         return pair
 
-    def for_capture(self, stream: int) -> int | None:
-        """Return the address of the counters of the capture that a stream is in; None when all are given out."""
+    def for_capture(self, stream: int, find_pool: Callable[[], Hashable]) -> int | None:
+        """Return the address of the counters of the capture that a stream is in; None when all are given out.
+
+        `find_pool` says, at a capture's first call, which pool the graph's memory is from; None where that is unknown.
+        """
         key = (capture_id(self._device.api, stream), stream)
         with self._lock:
             if key not in self._of_captures:
-                if not self._free:
+                shared = (find_pool() or key[0], stream)
+                if shared not in self._of_captures and not self._free:
                     return None
-                self._of_captures[key] = self._free.pop()
+                self._of_captures[key] = self._of_captures.get(shared) or self._free.pop()
+                self._of_captures[shared] = self._of_captures[key]
             return self._of_captures[key]
 
     def _allocate(self, nbytes: int) -> int:

@@ -212,6 +212,24 @@ def test_graphs_of_one_stream_run_side_by_side(name: str, exhausted: bool) -> No
         assert_right(name, outs[0], wanted)
 
 
+@pytest.mark.parametrize("name", SHARED)
+def test_graphs_of_one_pool_share_counters(name: str) -> None:
+    """As those of a server, which captures hundreds: one set serves all, and no graph zeroes one before each kernel."""
+    workspaces = default_dispatcher()._devices[torch.cuda.current_device()].device.workspaces
+    assert workspaces is not None
+    x, w, bias, dtype, exact = operands(name, 4)
+    made, pool, left = [], torch.cuda.graph_pool_handle(), 0
+    for number in range(20):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            made.append((graph, tritongemm.mm(x, w, bias, dtype)))
+        left = left if number else len(workspaces._free)
+    assert len(workspaces._free) == left
+    for graph, out in made:
+        graph.replay()
+        assert_right(name, out, exact)
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled(mode: str) -> None:
     torch._dynamo.reset()

@@ -136,14 +136,23 @@ class PatchedCall:
             return
         self._pair = None
         # From PyTorch's allocator: it is in the graph's own pool, and is free again in stream order.
-        workspace = torch.empty(self._workspace_bytes, dtype=torch.uint8, device=self._device)
+        workspace = torch.empty(self._workspace_bytes or 1, dtype=torch.uint8, device=self._device)
         self._set_workspace(workspace.data_ptr())
-        address = workspaces.for_capture(stream) if self._counts else 0
+        address = workspaces.for_capture(stream, partial(_pool_of, workspace)) if self._counts else 0
         if address is None:  # All are given out to other captures, so the graph itself zeroes some.
             zeros = torch.zeros(workspaces.counter_bytes, dtype=torch.uint8, device=self._device)
             address = zeros.data_ptr()
         self._set_semaphore(address)
         self._launch(stream)
+
+
+def _pool_of(memory: Tensor) -> tuple[int, int] | None:
+    """Return which pool of graphs some memory is from; None where PyTorch does not say it."""
+    at = memory.data_ptr()
+    pools = (
+        one["segment_pool_id"] for one in torch.cuda.memory_snapshot() if 0 <= at - one["address"] < one["total_size"]
+    )
+    return next(filter(any, pools), None)
 
 
 class FastCall(PatchedCall):

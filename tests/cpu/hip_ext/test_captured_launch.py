@@ -309,20 +309,26 @@ def test_no_two_streams_or_captures_share_memory(monkeypatch: Patch) -> None:
     device: Any = StandInDriver()
     capture = 0
     monkeypatch.setattr(workspaces, "capture_id", lambda api, stream: capture)
-    pool = WorkspacePool(device, 1000, 300)
+    pool, unknown = WorkspacePool(device, 1000, 300), lambda: None
     assert pool.counter_bytes == 512 and pool.holds(1000, 512) and not pool.holds(1001, 1) and not pool.holds(1, 513)
     first, second = pool.for_stream(1), pool.for_stream(2)
     assert first is pool.for_stream(1) and abs(first[0] - second[0]) >= 1000 and abs(first[1] - second[1]) >= 512
     seen: set[int | None] = {first[1], second[1]}
     for capture in (7, 8):  # noqa: B007 (read by the stand-in)
-        seen |= {pool.for_capture(1), pool.for_capture(2)}
-        assert pool.for_capture(1) in seen
+        seen |= {pool.for_capture(1, unknown), pool.for_capture(2, unknown)}
+        assert pool.for_capture(1, unknown) in seen
     assert len(seen) == 6 and len(device.allocated) == 3
+    pools, of_pools = (lambda: (0, 1), lambda: (0, 2)), []
+    for capture in range(9, 13):
+        of_pools.append(pool.for_capture(1, pools[capture % 2]))
+        assert pool.for_capture(1, unknown) == of_pools[-1]
+    assert of_pools[:2] == of_pools[2:] and len({*seen, *of_pools}) == 8, "graphs of one pool share them"
     while pool._free:
         capture += 1
-        pool.for_capture(1)
+        pool.for_capture(1, unknown)
     capture += 1
-    assert pool.for_capture(1) is None and len(device.allocated) == 3
+    assert pool.for_capture(1, unknown) is None and len(device.allocated) == 3
+    assert pool.for_capture(1, pools[0]) == of_pools[1]
     assert pool.for_stream(3)[1] not in seen and len(device.allocated) == 5
 
 

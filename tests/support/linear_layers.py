@@ -3,9 +3,12 @@
 import ctypes
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +19,7 @@ from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel, PatchedLaunch
 from tritongemm.core.support import Support
+from tritongemm.formats import results_format
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
@@ -36,6 +40,14 @@ def record(of: Problem, config: Config = TILE, **changes: Any) -> Record:
     toolchain = {"triton": settings.version("triton")}
     made = Record(of, "sm90", config, "triton", 2e-6, 0.01, "events", toolchain=toolchain, library="torch")
     return replace(made, library_seconds=3e-6, **changes)
+
+
+def name_table(folder: Path, monkeypatch: pytest.MonkeyPatch, *records: Record) -> Path:
+    """Write a table of records, and have the environment name it."""
+    file = folder / "tuned.yaml"
+    file.write_text(results_format().write(records), encoding="utf-8")
+    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    return file
 
 
 class StandInKernel:
@@ -62,7 +74,29 @@ class HostKernel(StandInKernel):
             ctypes.memmove(at["c"], self.result.data_ptr(), self.result.nbytes)
 
         names = ("a", "b", "c", "bias", "scale_a", "scale_b", "offsets", "counts")
-        return PatchedLaunch({name: (lambda to, name=name: at.update({name: to})) for name in names}, launch)  # type: ignore[misc]
+        return PatchedLaunch({name: partial(at.__setitem__, name) for name in names}, launch)
+
+
+class ComputingKernel(StandInKernel):
+    """A kernel of float32 a [M, K] @ b [N, K].T + bias, in the host's memory; `added` makes it a wrong one."""
+
+    def __init__(self, of: Problem, added: float = 0.0) -> None:
+        self.problem, self.added, self.launches = of, added, 0
+
+    def prepare(self, device: Any) -> PatchedLaunch:
+        m, n, k = self.problem.m, self.problem.n, self.problem.k
+        at = dict.fromkeys(("a", "b", "c", "bias"), 0)
+
+        def matrix(name: str, rows: int, columns: int) -> Any:
+            memory = (ctypes.c_float * (rows * columns)).from_address(at[name])
+            return np.ctypeslib.as_array(memory).reshape(rows, columns)
+
+        def launch(stream: int) -> None:
+            bias = matrix("bias", 1, n) if at["bias"] else 0
+            matrix("c", m, n)[:] = matrix("a", m, k) @ matrix("b", n, k).T + bias + self.added
+            self.launches += 1
+
+        return PatchedLaunch({name: partial(at.__setitem__, name) for name in at}, launch)
 
 
 class StandInLibrary(LibraryBackend):

@@ -1,24 +1,20 @@
 """The contract of operations: of each of this package, and of a toy, which is one file beside them."""
 
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
-from tests.support.linear_layers import StandInKernel, attach_device, problem, record, run_on_cpu
+from tests.support.linear_layers import ComputingKernel, attach_device, problem, record, run_on_cpu
 from tests.support.operation_calls import PLAIN, SCALED, Call, Rows
 from tests.support.plugins import dropped
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
-from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.core.support import Support
 from tritongemm.operations import contract
 from tritongemm.operations.contract import Operation, ProductOperation
@@ -109,27 +105,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductOper
         yield operation
 
 
-class MatrixKernel(StandInKernel):
-    """A kernel of a [m, k] @ b [n, k].T in float32, in the host's memory."""
-
-    def __init__(self, m: int, n: int, k: int) -> None:
-        self.shapes, self.launches = {"a": (m, k), "b": (n, k), "c": (m, n)}, 0
-
-    def prepare(self, device: Any) -> PatchedLaunch:
-        held = dict.fromkeys(self.shapes, 0)
-
-        def launch(_: int) -> None:
-            a, b, c = (self._matrix(name, at) for name, at in held.items())
-            c[:] = a @ b.T
-            self.launches += 1
-
-        return PatchedLaunch({n: (lambda at, n=n: held.update({n: at})) for n in held}, launch)  # type: ignore[misc]
-
-    def _matrix(self, name: str, at: int) -> Any:
-        rows, columns = self.shapes[name]
-        return np.ctypeslib.as_array((ctypes.c_float * (rows * columns)).from_address(at)).reshape(rows, columns)
-
-
 def test_an_added_file_is_called_compiled_captured_and_explained(
     toy: ProductOperation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +123,7 @@ def test_an_added_file_is_called_compiled_captured_and_explained(
     (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
     tuned = problem(6, 6, 20, dtype="fp32")
     assert (row.problem, row.operation, row.count) == (tuned, "tritongemm.gram", 2)
-    dispatcher, kernel = Dispatcher(), MatrixKernel(6, 6, 20)
+    dispatcher, kernel = Dispatcher(), ComputingKernel(tuned)
     dispatcher.load([record(row.problem)])
     dispatcher._devices[-1] = attach_device(dispatcher, {tuned: kernel})
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.linear_layers import problem, record
-from tritongemm.formats import results_format
+from tests.support.linear_layers import name_table, problem, record
 from tritongemm.integrations import process
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -27,7 +26,4 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
 @pytest.fixture
 def config(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table for M=16, N=32 and K=64, without a bias."""
-    file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write([record(problem(16, 32, 64))]), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
-    return file
+    return name_table(tmp_path, monkeypatch, record(problem(16, 32, 64)))

@@ -18,12 +18,11 @@ from tests.support.fakes.servers import (
     install_vllm_int4,
     install_vllm_mixtures,
 )
-from tests.support.linear_layers import record
+from tests.support.linear_layers import name_table, record
 from tests.support.patched_layers import CHOSEN as TOPK
 from tests.support.patched_layers import EXPERTS, MXFP4, mlp_of_mxfp4, rows_of_mxfp4
 from tests.support.products import product
 from tritongemm.core.group_rows import Groups
-from tritongemm.formats import results_format
 from tritongemm.integrations import int4_layers, loaded_model, sglang, vllm, vllm_w4_experts
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
@@ -67,9 +66,7 @@ def test_mixtures_with_rows_are_served(
         return MIXTURE.fallback(MIXTURE.check(operands))
 
     monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
-    file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write(rows_of_mxfp4("halves_32")), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    name_table(tmp_path, monkeypatch, *rows_of_mxfp4("halves_32"))
     install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
     modular = install_vllm_mixtures(monkeypatch)
     for _ in range(2):
@@ -164,9 +161,7 @@ def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch)
         for n, k in EXTENTS
         for zeros in ("", "_zeros")
     ]
-    file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write(table), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    name_table(tmp_path, monkeypatch, *table)
     return found
 
 

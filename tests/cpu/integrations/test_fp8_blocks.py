@@ -16,12 +16,11 @@ from tests.support.fakes.servers import (
     install_vllm_blocks,
     install_vllm_mixtures,
 )
-from tests.support.linear_layers import StandInKernel, record, run_on_cpu, stand_in_kernels
+from tests.support.linear_layers import StandInKernel, name_table, record, run_on_cpu, stand_in_kernels
 from tests.support.products import product
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.formats import results_format
 from tritongemm.integrations import process, sglang, vllm
 from tritongemm.serving import server_calls
 from tritongemm.serving.device_kernels import DeviceKernels
@@ -38,9 +37,7 @@ def problem() -> Problem:
 
 def write_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     """Name a table of one weight with scales."""
-    file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write([record(problem(), **facts)]), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    name_table(tmp_path, monkeypatch, record(problem(), **facts))
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from tests.cpu.operations import test_four_bit_weights as bits
 from tests.cpu.operations.test_four_bit_weights import COMPRESSED, GPTQ, GROUP, HALF, NUMBERS, OF_COMPRESSED, K, N
 from tests.support.fakes.servers import install_sglang, install_sglang_int4, install_vllm, install_vllm_int4
-from tests.support.linear_layers import record
+from tests.support.linear_layers import name_table, record
 from tests.support.patched_layers import row_of_int4 as rows
 from tests.support.products import product
-from tritongemm.formats import results_format
 from tritongemm.integrations import int4_layers, loaded_model, process, sglang, vllm
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
@@ -86,10 +85,8 @@ def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch)
         return FOUR_BIT_LAYER.fallback(FOUR_BIT_LAYER.check(operands))
 
     monkeypatch.setattr(server_calls, "four_bits_or", four_bits_or)
-    file = tmp_path / "tuned.yaml"
-    table = [rows("halves_32"), rows("halves_32", m=8), rows(), rows(more="_zeros"), of_nvfp4()]
-    file.write_text(results_format().write(table), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    of_int4 = rows("halves_32"), rows("halves_32", m=8), rows(), rows(more="_zeros")
+    name_table(tmp_path, monkeypatch, *of_int4, of_nvfp4())
     return unloaded
 
 

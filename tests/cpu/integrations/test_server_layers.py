@@ -16,12 +16,10 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
-from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_kernels
+from tests.support.linear_layers import StandInKernel, name_table, problem, record, run_on_cpu, stand_in_kernels
 from tests.support.products import product
 from tests.support.served_region import gpu_that_serves
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.record import Record
-from tritongemm.formats import results_format
 from tritongemm.integrations import compiled, process, sglang, vllm
 from tritongemm.integrations.process import is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
@@ -30,10 +28,6 @@ from tritongemm.serving.dispatcher import Dispatcher
 
 FP8 = torch.float8_e4m3fn
 EXPERTS, HIDDEN, INNER, TOPK = 4, 128, 128, 2
-
-
-def grouped(m: int, n: int, k: int) -> Record:
-    return record(product("dense", m, n, k, "bf16", groups=Groups(EXPERTS)))
 
 
 def mixture(tokens: int, dtype: torch.dtype = torch.bfloat16, scaled: bool = False) -> dict[str, Any]:
@@ -79,9 +73,7 @@ def mixtures(monkeypatch: pytest.MonkeyPatch) -> list[MixtureOperands]:
 
 @pytest.fixture
 def experts_table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "experts.yaml"
-    file.write_text(results_format().write([grouped(32, 2 * INNER, HIDDEN)]), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    name_table(tmp_path, monkeypatch, record(product("dense", 32, 2 * INNER, HIDDEN, "bf16", groups=Groups(EXPERTS))))
 
 
 def test_code_of_inductor_is_served_where_a_row_holds(

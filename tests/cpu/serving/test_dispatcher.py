@@ -11,7 +11,15 @@ from torch import Tensor
 
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
-from tests.support.linear_layers import TILE, StandInKernel, attach_device, problem, record, stand_in_kernels
+from tests.support.linear_layers import (
+    TILE,
+    StandInKernel,
+    attach_device,
+    name_table,
+    problem,
+    record,
+    stand_in_kernels,
+)
 from tests.support.tables import each
 from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.problem import Problem
@@ -229,12 +237,8 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(
 
 
 def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tritongemm.formats import results_format
-
     _, empty = gpu
-    file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write([record(problem(16, 32, 64), winner="torch")]))
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    name_table(tmp_path, monkeypatch, record(problem(16, 32, 64), winner="torch"))
     monkeypatch.setattr(
         "tritongemm.serving.kernel_loading.load_device", lambda _, records, *others: stand_in_kernels(records)
     )

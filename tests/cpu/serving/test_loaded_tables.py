@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import distributed
 
-from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tests.support.linear_layers import StandInKernel, name_table, problem, record, stand_in_kernels
 from tests.support.products import product
 from tests.support.tables import each
 from tritongemm.core.errors import InputError
@@ -71,9 +71,7 @@ def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: pytes
 def test_it_is_logged_once_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "tuned.yaml"
-    file.write_text(results_format().write([record(problem(16, 32, 64))]), encoding="utf-8")
-    monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))
+    name_table(tmp_path, monkeypatch, record(problem(16, 32, 64)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(
         "tritongemm.serving.kernel_loading.load_device",

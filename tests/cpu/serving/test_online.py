@@ -1,7 +1,6 @@
 """Algorithms tried while a program runs: which is chosen, what is kept, and that the next process tries nothing."""
 
 import csv
-import ctypes
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -10,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tests.support.linear_layers import attach_device, problem, record, run_on_cpu, stand_in_device
+from tests.support.linear_layers import ComputingKernel, attach_device, problem, record, run_on_cpu, stand_in_device
 from tritongemm.core.config import Config
 from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.served_call import CallSignature, LoadedKernel, PatchedLaunch
+from tritongemm.core.served_call import CallSignature, LoadedKernel
 from tritongemm.core.support import Support
 from tritongemm.plugins.contracts import Capabilities, LibraryBackend
 from tritongemm.serving import online_race
@@ -33,30 +31,6 @@ from tritongemm.system import settings
 SIZE = problem(6, 20, 32, "n", "fp32")
 CALL = CallSignature(SIZE, "tf32")
 FIRST_US = 10.0
-
-
-class HostKernel:
-    """A loaded algorithm that numpy computes in the host's memory."""
-
-    def __init__(self, of: Problem, added: float = 0.0) -> None:
-        self.problem, self.added = of, added
-
-    def bytes(self, buffer: str) -> int:
-        return 0
-
-    def prepare(self, device: Any) -> PatchedLaunch:
-        m, n, k = self.problem.m, self.problem.n, self.problem.k
-        at = dict.fromkeys(("a", "b", "c", "bias"), 0)
-
-        def matrix(name: str, rows: int, columns: int) -> Any:
-            memory = (ctypes.c_float * (rows * columns)).from_address(at[name])
-            return np.ctypeslib.as_array(memory).reshape(rows, columns)
-
-        def launch(stream: int) -> None:
-            bias = matrix("bias", 1, n) if at["bias"] else 0
-            matrix("c", m, n)[:] = matrix("a", m, k) @ matrix("b", n, k).T + bias + self.added
-
-        return PatchedLaunch({name: partial(at.__setitem__, name) for name in at}, launch)
 
 
 class ToyLibrary(LibraryBackend):
@@ -88,7 +62,7 @@ class ToyLibrary(LibraryBackend):
         return TimedRun(name, self.offered.get(name, FIRST_US), operands)
 
     def load(self, record: Record, device_index: int, device: Any) -> LoadedKernel | Support:
-        return HostKernel(record.problem, self.loaded_adds)
+        return ComputingKernel(record.problem, self.loaded_adds)
 
 
 class TimedRun:

@@ -18,10 +18,13 @@ from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter
 from tritongemm.numerics import verify
+from tritongemm.operations import scaled
+from tritongemm.operations.scaled import TorchScaled
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.serving.loaded_tables import LoadReport, read_table
 
-FP8 = torch.float8_e4m3fn
+FP8, ONE = torch.float8_e4m3fn, torch.ones
+M, N, K = 16, 256, 640
 
 
 def problem(family: str, m: int, n: int, k: int, bias: str = "none") -> Problem:
@@ -160,3 +163,72 @@ def test_memory_padded_for_the_copy_engine_is_known_by_its_strides() -> None:
         Scaling(depth=128, layout="groups"),
         Scaling(depth=128, layout="groups", pad=(4, 1)),
     )
+
+
+# --- What PyTorch's own products are given ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The factors of each call of PyTorch's products: shapes and strides."""
+    calls: list[tuple[Any, ...]] = []
+
+    def scaled_mm(a: Tensor, b: Tensor, of_a: Tensor, *others: Any, **named: Any) -> Tensor:
+        of_b = next(other for other in others if isinstance(other, Tensor))
+        calls.append((tuple(of_a.shape), of_a.stride(), tuple(of_b.shape), of_b.stride()))
+        if of_b.numel() == 1:
+            raise RuntimeError("there is no such product")
+        return torch.zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16)
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm, raising=False)
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    return calls
+
+
+def compute(scale_a: Tensor, scale_w: Tensor, m: int = M) -> None:
+    """By PyTorch's product, twice."""
+    a, w = torch.zeros(m, K).to(FP8), torch.zeros(N, K).to(FP8)
+    call = TorchScaled(read_product(ScaledOperands(a, w, scale_a, scale_w)))
+    for _ in range(2):
+        found = call(a, w, scale_a, scale_w)
+        assert found.shape == (m, N) and found.is_contiguous()
+
+
+ROWS = ((M, 1), (1, 1), (1, N), (1, 1))
+OF_W = ((8, 2), (1, 8))  # 5 groups, padded to 8
+
+
+@each(
+    ("m", "scale_a", "scale_w", "wanted"),
+    [
+        (M, ONE(M, 1), ONE(N), ROWS),
+        (M, ONE(1), ONE(N, 1), ROWS),
+        (M, ONE(5, M).t(), ONE(2, 5), ((M, 5), (1, M), *OF_W)),
+        (M, ONE(M, 5), ONE(N, 5), ((M, 5), (1, M), (N, 5), (1, N))),
+        # cuBLASLt has products with factors along K of multiples of four rows.
+        *((m, ONE(m, 5), ONE(2, 5), ((up, 5), (1, up), *OF_W)) for m, up in ((1, 4), (13, 16), (M, M))),
+    ],
+)
+def test_factors_are_stored_as_pytorch_wants_them(
+    asked: list[tuple[Any, ...]], m: int, scale_a: Tensor, scale_w: Tensor, wanted: tuple[Any, ...]
+) -> None:
+    asked.clear()
+    compute(scale_a, scale_w, m)
+    assert asked == [wanted] * 2
+
+
+def test_older_pytorch_is_given_no_padding(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaled, "_Scaled", None)
+    compute(ONE(M, 5), ONE(2, 5))
+    assert asked == [((M, 5), (1, M), (5, 2), (1, 8))] * 2
+
+
+def test_what_pytorch_refused_it_is_not_asked_for_again(asked: list[tuple[Any, ...]]) -> None:
+    compute(ONE(()), ONE(()))
+    assert len(asked) == 3, "once with factors, and for each product of plain numbers"
+
+
+def test_factors_of_one_operand_along_k_are_no_product_of_pytorchs(asked: list[tuple[Any, ...]]) -> None:
+    compute(ONE(M), ONE(2, 5))
+    assert not asked

@@ -27,6 +27,17 @@ class ServerParameter(torch.nn.Parameter):  # type: ignore[misc]
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+def keep_facts(self: Any, **facts: Any) -> None:
+    """Make a scheme or a method, which has these attributes."""
+    vars(self).update(facts)
+
+
+def forget_weights(self: Any, layer: Any) -> None:
+    """Leave a layer without the parameters that were loaded."""
+    for name, _ in list(layer.named_parameters()):
+        delattr(layer, name)
+
+
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """(`vllm.envs`, `vllm.model_executor.layers.utils`), which can be imported until the test ends."""
 
@@ -60,31 +71,21 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 def install_vllm_mixtures(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What computes vLLM's mixtures of experts, whose answer is 9."""
 
-    class FusedMoEKernelModularImpl:
-        def __init__(self, prepare_finalize: Any, fused_experts: Any) -> None:
-            self.prepare_finalize, self.fused_experts = prepare_finalize, fused_experts
+    def of_impl(self: Any, prepare_finalize: Any, fused_experts: Any) -> None:
+        self.prepare_finalize, self.fused_experts = prepare_finalize, fused_experts
 
-        def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, **others: Any) -> Tensor:
-            return hidden_states.new_full(hidden_states.shape, 9.0)
+    def apply(self: Any, hidden_states: Tensor, w1: Tensor, w2: Tensor, **others: Any) -> Tensor:
+        return hidden_states.new_full(hidden_states.shape, 9.0)
 
-    class FusedMoEKernelMonolithicImpl(FusedMoEKernelModularImpl):
-        def apply(self, hidden_states: Tensor, w1: Tensor, w2: Tensor, **others: Any) -> Tensor:
-            return hidden_states.new_full(hidden_states.shape, 9.0)
-
-    class Method:
-        def __init__(self, impl: Any, **facts: Any) -> None:
-            self.moe_kernel, self.experts_cls = SimpleNamespace(impl=impl), type(impl.fused_experts)
-            vars(self).update(facts)
-
-        def process_weights_after_loading(self, layer: Any) -> None:
-            for name, _ in list(layer.named_parameters()):
-                delattr(layer, name)
+    def of_method(self: Any, impl: Any, **facts: Any) -> None:
+        keep_facts(self, moe_kernel=SimpleNamespace(impl=impl), experts_cls=type(impl.fused_experts), **facts)
 
     place = "vllm.model_executor.layers"
-    members = {name: vars(Method)[name] for name in ("__init__", "process_weights_after_loading")}
     for name, (module, *_) in vllm_w4_experts.METHODS.items():
-        _module(monkeypatch, f"{place}.quantization.{module}", **{name: type(name, (), dict(members))})
-    kinds = {kind.__name__: kind for kind in (FusedMoEKernelModularImpl, FusedMoEKernelMonolithicImpl)}
+        kind = type(name, (), {"__init__": of_method, sglang_w4.LOADING: forget_weights})
+        _module(monkeypatch, f"{place}.quantization.{module}", **{name: kind})
+    names = "FusedMoEKernelModularImpl", "FusedMoEKernelMonolithicImpl"
+    kinds = {name: type(name, (), {"__init__": of_impl, "apply": apply}) for name in names}
     return _module(monkeypatch, f"{place}.fused_moe.modular_kernel", **kinds)
 
 
@@ -101,10 +102,7 @@ def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
             return A.new_full((A.shape[0], B.shape[0]), self.answer, dtype=self.config.out_dtype)
 
     class DynamicKernel(BlockKernel):
-        answer = 6.0
-
-        def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
-            return A.new_full((A.shape[0], B.shape[0]), self.answer, dtype=self.config.out_dtype)
+        answer, apply_block_scaled_mm = 6.0, BlockKernel.apply_block_scaled_mm
 
     kinds = BlockKernel, DynamicKernel
     tables = {"CUDA": [DynamicKernel, BlockKernel], "ROCM": [BlockKernel]}
@@ -130,22 +128,14 @@ def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What computes SGLang's layers of four bits, by class, which answers 6 and forgets the weight that was loaded."""
 
-    class Scheme:
-        def __init__(self, **facts: Any) -> None:
-            vars(self).update(facts)
-
-        def process_weights_after_loading(self, layer: Any) -> None:
-            for name, _ in list(layer.named_parameters()):
-                delattr(layer, name)
-
-        def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-            return x.new_full((x.shape[0], layer.n), 6)
+    def apply_weights(self: Any, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return x.new_full((x.shape[0], layer.n), 6)
 
     kinds, modules = {}, defaultdict[str, dict[str, Any]](dict)
     for place, (call, _) in sglang_w4.SCHEMES.items():
         module, _, name = place.rpartition(".")
-        members = {"__init__": Scheme.__init__, sglang_w4.LOADING: Scheme.process_weights_after_loading}
-        modules[module][name] = kinds[name] = type(name, (), members | {call: Scheme.apply_weights})
+        members = {"__init__": keep_facts, sglang_w4.LOADING: forget_weights, call: apply_weights}
+        modules[module][name] = kinds[name] = type(name, (), members)
     modules["modelopt_quant"]["get_fp4_gemm_runner_backend"] = lambda: SimpleNamespace(is_marlin=lambda: True)
     for module, found in modules.items():
         _module(monkeypatch, f"sglang.srt.layers.quantization.{module}", **found)
@@ -156,25 +146,15 @@ def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def install_sglang_experts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """SGLang's schemes for experts of int4, by their names, which answer 9 and forget the weights that were loaded."""
 
-    class Scheme:
-        def __init__(self, **facts: Any) -> None:
-            vars(self).update(facts)
-
-        def process_weights_after_loading(self, layer: Any) -> None:
-            for name, _ in list(layer.named_parameters()):
-                delattr(layer, name)
-
-        def apply_weights(self, layer: Any, dispatch_output: Any) -> Any:
-            return StandardCombineInput(
-                dispatch_output.hidden_states.new_full(dispatch_output.hidden_states.shape, 9.0)
-            )
-
     class StandardCombineInput(NamedTuple):
         hidden_states: Tensor
 
+    def apply_weights(self: Any, layer: Any, dispatch_output: Any) -> Any:
+        return StandardCombineInput(torch.full_like(dispatch_output.hidden_states, 9.0))
+
     place = "sglang.srt.layers.moe.token_dispatcher.standard"
     _module(monkeypatch, place, StandardCombineInput=StandardCombineInput)
-    members = {key: vars(Scheme)[key] for key in ("__init__", sglang_w4.LOADING, "apply_weights")}
+    members = {"__init__": keep_facts, sglang_w4.LOADING: forget_weights, "apply_weights": apply_weights}
     kinds = {}
     for scheme in sglang_w4_experts.SCHEMES:
         module, _, name = scheme.rpartition(".")

@@ -97,10 +97,10 @@ class FourBitKernels:
         own: list[Tensor], kernel: int,
     ) -> Tensor:  # fmt: skip
         def otherwise() -> Tensor:
-            enlisted, original, facts, names = self._kernels[kernel]
+            of_layer, original, facts, names = self._kernels[kernel]
             tensors = dict(zip(names, own, strict=True))
-            of_layer = copy.copy(enlisted)
-            if _WORKSPACE in tensors:
+            if _WORKSPACE in tensors and attribute(of_layer, _WORKSPACE) is not None:
+                of_layer = copy.copy(of_layer)
                 of_layer.workspace = tensors[_WORKSPACE]
             return original(of_layer, SimpleNamespace(**facts | tensors), x, own_bias)
 

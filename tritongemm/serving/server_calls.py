@@ -83,7 +83,7 @@ def four_bits_or(operands: FourBitOperands, otherwise: Call) -> Tensor:
     """
     x, weight, scale, order, bias, *_ = operands
     dispatcher = default_dispatcher()
-    kind = x.dtype, weight.shape, scale.shape, order, x.get_device()
+    kind = x.dtype, (weight.shape[0], x.shape[-1]), scale.shape, order, x.get_device()
     key = ("four bits", x.shape, bias is None, *kind)
     table: dict[Any, Any] = dispatcher.calls.table
     known: bool | None = table.get(key)
@@ -126,7 +126,8 @@ def mixture_or(
     if not _holds(operands):
         return otherwise(operands)
     x, w1, ids = operands.x, operands.w1, operands.topk_ids
-    key = ("mixture", ids.numel().bit_length(), x.dtype, w1.shape, w1.dtype, ids.shape[1], x.get_device())
+    sizes = (*w1.shape[:-1], x.shape[-1])
+    key = ("mixture", ids.numel().bit_length(), x.dtype, sizes, w1.dtype, ids.shape[1], x.get_device())
 
     def prepare() -> tuple[Call, Call]:
         chosen = torch.rand(x.shape[0], w1.shape[0], device=x.device).topk(ids.shape[1]).indices

@@ -10,24 +10,16 @@ from tests.support import ROOT
 
 # Private words, as regular expressions, with those to use in their places.
 PLAIN = {
-    "tells?|telling|told|untold": "report, say, distinguish",
-    "lies?|lying": "is stored, is",
-    "so many": "a number, n",
-    "none of ours": "unsupported",
+    "tells?|telling|told|untold": "report, say, distinguish", "lies?|lying": "is stored, is",
+    "so many": "a number, n", "none of ours": "unsupported",
     "nobody|somebody|anybody": "no user, no process, another one",
     "whole(?! numb)|wholly": "complete, entire, full; an integer",
-    "judges?|judged|judging|verdicts?": "decide, decision",
-    "opponents?|contenders?": "competitor",
-    "learned": "fitted",
-    "strangers?": "another user",
-    "doors?|houses?|roads?": "command, package, path",
-    "fresh|freshly|afresh": "new",
-    "asks? of|asked of": "request",
-    "whoever|who serves|who computes": "whichever, what serves, a user who",
-    "becomes? of|became of": "outcome",
-    "be it|need be": "or, necessary",
-    "workbench|sideline": "cache, set of operands",
-}
+    "judges?|judged|judging|verdicts?": "decide, decision", "opponents?|contenders?": "competitor",
+    "learned": "fitted", "strangers?": "another user", "doors?|houses?|roads?": "command, package, path",
+    "fresh|freshly|afresh": "new", "asks? of|asked of": "request",
+    "whoever|who serves|who computes": "whichever, what serves, a user who", "becomes? of|became of": "outcome",
+    "be it|need be": "or, necessary", "workbench|sideline": "cache, set of operands",
+}  # fmt: skip
 PLAIN_IN_PAGES = {"lane": "device", "scratch": "temporary memory", "interop": "integration"}  # terms of compilers too
 PARTS = ("tritongemm", "hip_ext", "codegen", "search_spaces", "templates", "benchmarks", "scripts", "tests", "docs")
 TEXTS = (".py", ".j2", ".md", ".yaml", ".c", ".cpp", ".css", ".js", "")

@@ -84,12 +84,9 @@ def test_pipes_and_devices_are_no_manifests(tmp_path: Path, monkeypatch: Patch) 
 def test_field_manifests() -> None:
     counts = {str(f.relative_to(FIELD).parent): len(manifest.read(f)) for f in FIELD.rglob("*.csv")}
     assert counts == {
-        "gfx942/bf16gemm": 22,
-        "gfx942/i8gemm": 9,
-        "gfx942/fp8gemm_blockscale": 6,
-        "gfx950/bf16gemm": 24,
+        "gfx942/bf16gemm": 22, "gfx942/i8gemm": 9, "gfx942/fp8gemm_blockscale": 6, "gfx950/bf16gemm": 24,
         "gfx950/f4gemm": 35,
-    }
+    }  # fmt: skip
     for file in FIELD.rglob("*.csv"):
         for row in manifest.read(file):
             assert isinstance(param_layout.declared(row.layout, row.symbol), param_layout.Layout)

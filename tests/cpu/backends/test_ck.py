@@ -197,15 +197,12 @@ SHUFFLED = "ck.{}_shuffled__bm{}__bn{}__bk{}__gm1__sk1__w4__s2__interwave0__pipe
         ("dense", "bf16", GFX950, "universal", "DeviceGemm_Xdl_CShuffleV3_BPreshuffle<"),
         ("a8w8", "fp8e4m3fnuz", GFX942, "universal", "DeviceGemmMultiD_Xdl_CShuffle_V3_BPreshuffle<"),
         (
-            "a8w8_blockscale",
-            "fp8e4m3fn",
-            GFX950,
-            "ab_scale",
+            "a8w8_blockscale", "fp8e4m3fn", GFX950, "ab_scale",
             "DeviceGemmMultiD_BlockScale_Xdl_CShuffle_V3_BPreshuffle<",
         ),
         ("a4w4_blockscale", "fp4e2m1", GFX950, "mx", "Row, ck::tensor_layout::gemm::MFMA, Row, A, int32_t"),
     ],
-)
+)  # fmt: skip
 def test_b_in_aiters_order_has_instances_of_its_own(
     family: str, dtype: str, facts: Target, template: str, says: str
 ) -> None:

@@ -208,12 +208,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def call(path: str, symbol: str = "run", runtime: str = "") -> HostLaunch:
     params = (
-        Param("pointer", "a"),
-        Param("i32", 5),
-        Param("i64", 2**40),
-        Param("pointer", "stream"),
-        Param("f32", 0.25),
-    )
+        Param("pointer", "a"), Param("i32", 5), Param("i64", 2**40), Param("pointer", "stream"), Param("f32", 0.25),
+    )  # fmt: skip
     content = Path(path).read_bytes() if Path(path).exists() else b""
     return HostLaunch(path, hashlib.sha256(content).hexdigest(), symbol, params, (), runtime)
 

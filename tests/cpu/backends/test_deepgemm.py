@@ -86,13 +86,10 @@ def test_groups_of_rows(deep_gemm: Any, dtype: str, counts: tuple[int, ...], roo
     family = registry.get(Family, "a8w8_blockscale" if dtype != "bf16" else "dense")
     problem = family.problem(
         Problem(
-            sum(counts),
-            264,
-            256,
-            *matrices(dtype, c="bf16", layout="TN"),
+            sum(counts), 264, 256, *matrices(dtype, c="bf16", layout="TN"),
             groups=Groups(len(counts), room=room, spread="captured", counts=counts),
         )
-    )
+    )  # fmt: skip
     assert BACKEND.supports(problem, SM90)
     operands = family.make_inputs(problem, "cpu")
     operands["c"] = torch.full(problem.operands["c"].shape, float("nan"), dtype=torch.bfloat16)

@@ -40,14 +40,11 @@ def backend(name: str) -> ServerBackend:
 def grouped(counts: tuple[int, ...], n: int = 136, k: int = 200) -> Problem:
     return FAMILY.problem(
         Problem(
-            sum(counts),
-            n,
-            k,
-            *matrices("fp8e4m3fn", c="bf16", layout="TN"),
+            sum(counts), n, k, *matrices("fp8e4m3fn", c="bf16", layout="TN"),
             groups=Groups(len(counts), spread="captured", counts=counts),
         ),
         "block_rows",
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SERVERS)

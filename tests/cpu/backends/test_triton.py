@@ -173,12 +173,8 @@ def test_a_source_that_the_front_end_refuses_is_a_fault_of_ours() -> None:
 def test_rows_that_start_at_16_bytes_are_read_so() -> None:
     """1000 is no multiple of 16, but rows of 1000 halves start at multiples of 16 bytes: loads are of full width."""
     assert triton_backend.divisors(Problem(3, 200, 1000)) == {
-        "N": 8,
-        "K": 8,
-        "stride_a": 8,
-        "stride_b": 8,
-        "stride_c": 8,
-    }
+        "N": 8, "K": 8, "stride_a": 8, "stride_b": 8, "stride_c": 8,
+    }  # fmt: skip
     assert triton_backend.divisors(Problem(6, 33, 1001, *matrices(layout="NT"))) == {"M": 2, "stride_a": 2}
     target, config, wide = target_files.load_target("gfx942"), Config("tile", 32, 32, 64, num_warps=2), {}
     for k in (1024, 1000, 1001):

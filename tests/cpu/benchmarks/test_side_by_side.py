@@ -187,12 +187,9 @@ def test_best_triton_of_a_journal(script: ModuleType, tmp_path: Path) -> None:
 def test_winners_hold(script: ModuleType) -> None:
     hold = importlib.import_module("competitors._hold")
     base: dict[str, Any] = {
-        "problem": PROBLEM,
-        "target": "sm90",
-        "config": Config("tile", 16, 64, 64),
-        "spread": 0.0,
+        "problem": PROBLEM, "target": "sm90", "config": Config("tile", 16, 64, 64), "spread": 0.0,
         "timer": "events",
-    }
+    }  # fmt: skip
     won = Record(**base, winner="triton", seconds=1e-6, library_seconds=2e-6, library="torch")
     lost = Record(**base, winner="torch", seconds=3e-6, library_seconds=2e-6, library="torch")
     assert hold.gains([won, lost]) == [won]

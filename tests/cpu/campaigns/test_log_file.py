@@ -55,17 +55,12 @@ def counts(workload: JobWorkload) -> dict[int, float]:
 @pytest.mark.parametrize(
     "data",
     [
-        gzip.compress(TEXT.encode()),
-        gzip.compress(TEXT[:300].encode()) + gzip.compress(TEXT[300:].encode()),
-        bz2.compress(TEXT.encode()),
-        lzma.compress(TEXT.encode()),
-        TEXT.encode("utf-16"),
-        TEXT.replace("\n", "\r\n").encode("utf-8-sig"),
-        COLOURED.encode(),
-        in_container(TEXT).encode(),
+        gzip.compress(TEXT.encode()), gzip.compress(TEXT[:300].encode()) + gzip.compress(TEXT[300:].encode()),
+        bz2.compress(TEXT.encode()), lzma.compress(TEXT.encode()), TEXT.encode("utf-16"),
+        TEXT.replace("\n", "\r\n").encode("utf-8-sig"), COLOURED.encode(), in_container(TEXT).encode(),
         in_container(COLOURED).encode(),
     ],
-)
+)  # fmt: skip
 def test_a_log_is_the_same_in_any_dress(log: Path, data: bytes) -> None:
     found = read(log, data)
     assert counts(found) == COUNTS and not found.remarks

@@ -189,19 +189,14 @@ def test_cublaslt_s_trace(log: Path) -> None:
     log.write_text("".join(texts))
     found = read_workload(LogFile(log), SM90)
     assert [p.problem.key if p.problem else p.reason for p in found.products] == [
-        "109x16032x16384_bf16_TN",
-        "109x16032x16384_bf16_TT",
-        "109x16032x16384_bf16_TN_biasn",
-        "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor",
-        "it applies gelu_bias",
+        "109x16032x16384_bf16_TN", "109x16032x16384_bf16_TT", "109x16032x16384_bf16_TN_biasn",
+        "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor", "it applies gelu_bias",
         "it scales by block, and does not say how the factors are stored",
         "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale",
         "109x16032x16384_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_group",
-        "it scales A by 1x128 and B by 128x128",
-        "it asks for A: order=ORDER_ROW",
-        "its beta is on the device",
+        "it scales A by 1x128 and B by 128x128", "it asks for A: order=ORDER_ROW", "its beta is on the device",
         "it asks for newField=4",
-    ]
+    ]  # fmt: skip
     assert not found.remarks
     for one in found.products:
         assert one.problem is None or as_problem(as_call(one.problem)) == one.problem, "the way there and back"
@@ -231,13 +226,9 @@ def test_hipblaslt_s_trace(log: Path) -> None:
         hipblaslt_trace(alpha="alphaVector"),
     ]
     assert list(counts(read(log, "".join(texts)))) == [
-        "16x32x64_fp16_TN",
-        "16x32x64_fp16_TN_batch8",
-        "16x32x64_fp16_TN_biasn",
-        "8x32x64_fp16_TN",
-        "it computes in f32_bf16_r",
-        "it asks for a factor a row (alphaVector)",
-    ]
+        "16x32x64_fp16_TN", "16x32x64_fp16_TN_batch8", "16x32x64_fp16_TN_biasn", "8x32x64_fp16_TN",
+        "it computes in f32_bf16_r", "it asks for a factor a row (alphaVector)",
+    ]  # fmt: skip
 
 
 def test_a_captured_workload(tmp_path: Path) -> None:

@@ -200,13 +200,10 @@ def _problem(family: str, m: int, **given: Any) -> Problem:
     types = ("bf16",) * 3 if family == "dense" else ("fp8e4m3fn", "fp8e4m3fn", "bf16")
     return found.problem(
         Problem(
-            m,
-            2112,
-            7168,
-            *matrices(*types, layout="TN", order=typical.b.order, shared=given.pop("shared", "")),
+            m, 2112, 7168, *matrices(*types, layout="TN", order=typical.b.order, shared=given.pop("shared", "")),
             **given,
         )
-    )
+    )  # fmt: skip
 
 
 def _lines(path: Path) -> list[str]:

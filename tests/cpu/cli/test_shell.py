@@ -183,13 +183,10 @@ def test_a_signal_within_text_that_is_executed(tmp_path: Path) -> None:
     text = "print('ready', flush=True); import time; time.sleep(60)"
     (tmp_path / "command.py").write_text(f"from tritongemm.cli import shell\n{MAIN}    exec({text!r})\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "opened"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, "-m", "opened"], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert signalled(process, signal.SIGTERM) == (130, "interrupted\n")
 
 

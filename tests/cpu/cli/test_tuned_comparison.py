@@ -22,12 +22,8 @@ SM90 = Machine(loader.load_target("sm90"), "", (), "H200", "")
 OLD, NEW = Config("tile", 16, 16, 64), Config("tile", 16, 32, 64)
 # Microseconds of the row that is there, of the new one and of the baseline, by M; None for one that does not run.
 TIMES = {
-    16: (10.0, 9.0, 20.0),
-    17: (10.0, 9.9, 20.0),
-    18: (0.0, 5.0, 6.0),
-    19: (10.0, None, 20.0),
-    20: (None, 8.0, 9.0),
-}
+    16: (10.0, 9.0, 20.0), 17: (10.0, 9.9, 20.0), 18: (0.0, 5.0, 6.0), 19: (10.0, None, 20.0), 20: (None, 8.0, 9.0),
+}  # fmt: skip
 BETTER = [16, 18, 20]
 HEADER = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
 

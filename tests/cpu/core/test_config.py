@@ -29,15 +29,11 @@ NAME = "tile__bm16__bn16__bk16__gm1__sk1__w4__s2"
 @each(
     "name",
     [
-        *("", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"),
-        "x" * 100_000,
-        f"{NAME}\n",
-        NAME.replace("bm16", "bm" + "1" * 20),
-        NAME.replace("16", "9" * 5000),
-        NAME.replace("16", "\u0661"),
-        f"{NAME}__a",
+        *("", "tile", "tile__bm16__bn16", "tile__bm16__bn16__bk16__gm1__sk1__w4__s2__Kpack1", "x y"), "x" * 100_000,
+        f"{NAME}\n", NAME.replace("bm16", "bm" + "1" * 20), NAME.replace("16", "9" * 5000),
+        NAME.replace("16", "\u0661"), f"{NAME}__a",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_name_is_refused_in_a_line(name: str) -> None:
     """Python refuses numbers of thousands of digits; `\\d` takes digits of every script."""
     with pytest.raises(InputError, match="is not a config name") as error:

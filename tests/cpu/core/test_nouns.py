@@ -21,73 +21,41 @@ IDENTIFIERS = st.from_regex(r"[a-z]+(_[a-z0-9]*[a-z])*", fullmatch=True)
 OPTIONS = st.dictionaries(st.from_regex(r"[a-z]+(_[a-z]+)*", fullmatch=True), st.integers(0, 10**6), max_size=4)
 SECONDS = st.floats(1e-9, 1e3)
 CONFIGS = st.builds(
-    Config,
-    template=IDENTIFIERS,
-    block_m=st.integers(0, 512),
-    block_n=st.integers(0, 512),
-    block_k=st.integers(0, 2048),
-    group_m=st.integers(0, 64),
-    split_k=st.integers(0, 64),
-    num_warps=st.integers(0, 32),
-    num_stages=st.integers(0, 9),
-    options=OPTIONS.map(lambda d: tuple(d.items())),
+    Config, template=IDENTIFIERS, block_m=st.integers(0, 512), block_n=st.integers(0, 512),
+    block_k=st.integers(0, 2048), group_m=st.integers(0, 64), split_k=st.integers(0, 64),
+    num_warps=st.integers(0, 32), num_stages=st.integers(0, 9), options=OPTIONS.map(lambda d: tuple(d.items())),
     backend=st.sampled_from(["triton", "torch", "blaslt", "asm"]),
-)
+)  # fmt: skip
 SIZES = st.integers(1, MAX_DIM)
 NAMES = st.sampled_from(sorted(DTYPES))
 PROBLEMS = st.builds(
-    Problem,
-    *[SIZES] * 3,
-    *[st.tuples(NAMES, st.booleans()).map(lambda said: Operand(*said))] * 2,
-    NAMES.map(Operand),
-    st.sampled_from(["none", "m", "n"]),
-    SIZES,
-)
+    Problem, *[SIZES] * 3, *[st.tuples(NAMES, st.booleans()).map(lambda said: Operand(*said))] * 2,
+    NAMES.map(Operand), st.sampled_from(["none", "m", "n"]), SIZES,
+)  # fmt: skip
 
 
 def trials(statuses: tuple[str, ...], stages: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Trial]:
     """Trials with `samples` samples."""
     return st.builds(
-        Trial,
-        config=CONFIGS,
-        status=st.sampled_from(statuses),
-        reason=WORDS,
-        samples=st.lists(SECONDS, min_size=least, max_size=most).map(tuple),
-        timer=WORDS,
-        stage=st.sampled_from(stages),
-        error=st.none() | st.floats(0, math.inf),
+        Trial, config=CONFIGS, status=st.sampled_from(statuses), reason=WORDS,
+        samples=st.lists(SECONDS, min_size=least, max_size=most).map(tuple), timer=WORDS,
+        stage=st.sampled_from(stages), error=st.none() | st.floats(0, math.inf),
         tolerance=st.none() | st.floats(0, 1),
-    )
+    )  # fmt: skip
 
 
 # Where nothing is timed, a config that is right has no samples.
 TRIALS = trials(("ok",), STAGES, 1, 5) | trials(("ok",), ("final",), 0, 0) | trials(STATUSES[1:], STAGES, 0, 0)
 BUILTS = st.builds(
-    Artifact,
-    config=CONFIGS,
-    digest=WORDS,
-    path=WORDS,
-    symbol=WORDS,
-    registers=st.integers(0, 512),
-    seconds=SECONDS,
-    status=st.sampled_from(["ok", "compile_failed", "out_of_resources", "timeout"]),
+    Artifact, config=CONFIGS, digest=WORDS, path=WORDS, symbol=WORDS, registers=st.integers(0, 512),
+    seconds=SECONDS, status=st.sampled_from(["ok", "compile_failed", "out_of_resources", "timeout"]),
     launch=st.dictionaries(WORDS, st.integers() | WORDS | st.lists(st.integers()), max_size=3),
-)
+)  # fmt: skip
 RECORDS = st.builds(
-    Record,
-    problem=PROBLEMS,
-    target=WORDS,
-    config=CONFIGS,
-    winner=WORDS,
-    seconds=SECONDS,
-    spread=SECONDS,
-    timer=WORDS,
-    error=st.none() | st.floats(0, math.inf),
-    library_seconds=st.none() | SECONDS,
-    tie=st.booleans(),
-    toolchain=st.dictionaries(WORDS, WORDS, max_size=3),
-    cold=st.booleans(),
-)
+    Record, problem=PROBLEMS, target=WORDS, config=CONFIGS, winner=WORDS, seconds=SECONDS, spread=SECONDS,
+    timer=WORDS, error=st.none() | st.floats(0, math.inf), library_seconds=st.none() | SECONDS, tie=st.booleans(),
+    toolchain=st.dictionaries(WORDS, WORDS, max_size=3), cold=st.booleans(),
+)  # fmt: skip
 
 
 def through_json(noun: Any) -> Any:
@@ -214,38 +182,22 @@ REFUSED: dict[type[Any], tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     Record: (
         RECORD,
         {
-            "config": (None, "x", "triton.bm17"),
-            "seconds": (0, -1.0, math.inf, "1", 10**400, *NO_NUMBERS),
-            "library_seconds": (0, "x", -1e-6, math.nan),
-            "spread": (-0.1, math.inf, *NO_NUMBERS),
-            "winner": ([1], None),
-            "target": (90, None),
-            "timer": (5,),
-            "library": (None,),
-            "verified": ([],),
-            "tie": (1, "yes"),
-            "cold": (None, 0),
-            "toolchain": (None, [], {"triton": 3}, {"triton": "\ud800"}),
-            "compute_units": (-1, 1.5, True, "x", 2**40),
-            "error": (math.nan, "x"),
-            "tolerance": (math.inf, -1),
+            "config": (None, "x", "triton.bm17"), "seconds": (0, -1.0, math.inf, "1", 10**400, *NO_NUMBERS),
+            "library_seconds": (0, "x", -1e-6, math.nan), "spread": (-0.1, math.inf, *NO_NUMBERS),
+            "winner": ([1], None), "target": (90, None), "timer": (5,), "library": (None,), "verified": ([],),
+            "tie": (1, "yes"), "cold": (None, 0), "toolchain": (None, [], {"triton": 3}, {"triton": "\ud800"}),
+            "compute_units": (-1, 1.5, True, "x", 2**40), "error": (math.nan, "x"), "tolerance": (math.inf, -1),
         },
     ),
     Problem: (
         SCALED,
         {
-            "family": (None, 5, [], "\ud800"),
-            "order_b": (None, []),
-            "scales": (None, {}),
-            "row_major_a": (1, None, "T"),
-            "dtype": (None, "fp33", []),
-            "rows": (-1, 1.0, True, "1", None),
-            "depth": (-128, [], 10**30),
-            "layout": (None, {"a": 1}),
-            "pad": (None, [1], [1, 0], [1, [[]]], "ab"),
+            "family": (None, 5, [], "\ud800"), "order_b": (None, []), "scales": (None, {}),
+            "row_major_a": (1, None, "T"), "dtype": (None, "fp33", []), "rows": (-1, 1.0, True, "1", None),
+            "depth": (-128, [], 10**30), "layout": (None, {"a": 1}), "pad": (None, [1], [1, 0], [1, [[]]], "ab"),
         },
     ),
-}
+}  # fmt: skip
 
 
 @each("noun", REFUSED)

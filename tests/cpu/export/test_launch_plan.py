@@ -89,13 +89,9 @@ def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path: Path, target
     buffers = {b["name"]: b for b in plan["buffers"]}
     assert [b["offset"] for b in plan["buffers"]] == pointers[:6]
     assert {n: (b["bytes"], b["init"]) for n, b in buffers.items()} == {
-        "a": (M * K * 2, "random"),
-        "b": (K * N * 2, "random"),
-        "c": (M * N * 2, "poison"),
-        "bias": (N * 2, "random"),
-        "workspace": (12 * 2 * 16 * 32 * 4, "poison"),
-        "semaphore": (12 * 4, "zero"),
-    }
+        "a": (M * K * 2, "random"), "b": (K * N * 2, "random"), "c": (M * N * 2, "poison"),
+        "bias": (N * 2, "random"), "workspace": (12 * 2 * 16 * 32 * 4, "poison"), "semaphore": (12 * 4, "zero"),
+    }  # fmt: skip
     assert buffers["a"]["strides"] == [K, 1]
     assert buffers["b"]["strides"] == [1, K]
     assert all(b["name"] == b["role"] for b in plan["buffers"])

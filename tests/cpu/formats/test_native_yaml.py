@@ -27,18 +27,9 @@ RECORD = Record(
     problem=Problem(16, 32, 70, *matrices("bf16", "fp8e5m2", "fp32", layout="NT"), bias="n", batch=3),
     target="gfx942",
     config=Config("tile", 64, 32, 16, 8, 2, 4, 3, (("kpack", 2), ("swap_ab", 1), ("waves_per_eu", 0))),
-    winner="torch",
-    seconds=1.2345678901234568e-05,
-    spread=0.0125,
-    timer="events",
-    error=3.1e-05,
-    tolerance=0.002,
-    library_seconds=1e-05,
-    library="torch",
-    tie=True,
-    verified="float64, 'all' of it",
-    toolchain={"triton": "3.6.0", "device": "MI300X: a \"chip\""},
-    cold=False,
+    winner="torch", seconds=1.2345678901234568e-05, spread=0.0125, timer="events", error=3.1e-05, tolerance=0.002,
+    library_seconds=1e-05, library="torch", tie=True, verified="float64, 'all' of it",
+    toolchain={"triton": "3.6.0", "device": "MI300X: a \"chip\""}, cold=False,
 )  # fmt: skip
 
 

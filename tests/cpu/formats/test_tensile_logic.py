@@ -29,13 +29,9 @@ def solution(index: int, tile: str, **other: Any) -> dict[str, Any]:
         "InternalSupportParams": {"UseUniversalArgs": True},
     }
     return {
-        **facts,
-        "ProblemType": KIND,
-        "SolutionIndex": index,
-        "SolutionNameMin": name,
-        "WorkGroup": [16, 16, 1],
+        **facts, "ProblemType": KIND, "SolutionIndex": index, "SolutionNameMin": name, "WorkGroup": [16, 16, 1],
         **other,
-    }
+    }  # fmt: skip
 
 
 def logic(

@@ -26,12 +26,9 @@ from tritongemm.search.cost_model import model
 
 NVIDIA_BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TARGETS = {
-    "sm80": GPUTarget("cuda", 80, 32),
-    "sm90": GPUTarget("cuda", 90, 32),
-    "sm100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
-}
+    "sm80": GPUTarget("cuda", 80, 32), "sm90": GPUTarget("cuda", 90, 32), "sm100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64), "gfx950": GPUTarget("hip", "gfx950", 64),
+}  # fmt: skip
 SPILLING = {"sm90": 64, "gfx942": 128}  # sizes whose sums and addresses one warp's registers can't hold
 Compiled = Callable[[str, int], SimpleNamespace]
 PTX = """

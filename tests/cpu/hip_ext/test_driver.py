@@ -52,16 +52,9 @@ def test_device_facts(fake: Fake, vendor: str) -> None:
         "amd": (304, 65536, 4 << 20, 2100000, 64, 2662),
     }[vendor]
     assert device.properties == {
-        "compute_units": units,
-        "lds_bytes": lds,
-        "l2_bytes": l2,
-        "clock_khz": clock,
-        "wave_size": wave,
-        "max_threads": 1024,
-        "memory_bytes": 1 << 37,
-        "memory_gbps": gbps,
-        "bus_id": "0000:0c:00.0",
-    }
+        "compute_units": units, "lds_bytes": lds, "l2_bytes": l2, "clock_khz": clock, "wave_size": wave,
+        "max_threads": 1024, "memory_bytes": 1 << 37, "memory_gbps": gbps, "bus_id": "0000:0c:00.0",
+    }  # fmt: skip
     assert device.memory() == (1000, 2000)
 
 

@@ -55,13 +55,10 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         f"offsetof({CALLBACK}, kind)": rocprofiler.LAYOUTS[1].kind,
         f"offsetof({CALLBACK}, operation)": rocprofiler.LAYOUTS[1].kind + 4,
         f"offsetof({CALLBACK}, phase)": rocprofiler.LAYOUTS[1].kind + 8,
-        f"offsetof({CALLBACK}, payload)": rocprofiler.LAYOUTS[1].payload,
-        f"offsetof({SYMBOL}, size)": 0,
+        f"offsetof({CALLBACK}, payload)": rocprofiler.LAYOUTS[1].payload, f"offsetof({SYMBOL}, size)": 0,
         f"offsetof({SYMBOL}, kernel_id)": rocprofiler._SYMBOL_ID,
-        f"offsetof({SYMBOL}, kernel_name)": rocprofiler._SYMBOL_NAME,
-        "sizeof(rocprofiler_record_header_t)": 16,
-        "offsetof(rocprofiler_record_header_t, kind)": 4,
-        "offsetof(rocprofiler_record_header_t, payload)": 8,
+        f"offsetof({SYMBOL}, kernel_name)": rocprofiler._SYMBOL_NAME, "sizeof(rocprofiler_record_header_t)": 16,
+        "offsetof(rocprofiler_record_header_t, kind)": 4, "offsetof(rocprofiler_record_header_t, payload)": 8,
         f"offsetof({DISPATCH}, start_timestamp)": rocprofiler._SPAN,
         f"offsetof({DISPATCH}, end_timestamp)": rocprofiler._SPAN + 8,
         f"offsetof({DISPATCH}, dispatch_info) + offsetof({INFO}, kernel_id)": rocprofiler._IDS,
@@ -73,7 +70,7 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         "ROCPROFILER_BUFFER_CATEGORY_TRACING": rocprofiler._TRACING,
         "ROCPROFILER_BUFFER_POLICY_LOSSLESS": rocprofiler._LOSSLESS,
         "ROCPROFILER_STATUS_ERROR_CONFIGURATION_LOCKED": 16,
-    }
+    }  # fmt: skip
     headers = ["fwd.h", "buffer_tracing.h", "callback_tracing.h", "registration.h"]
     source = tmp_path / "layout.c"
     source.write_text(

@@ -110,10 +110,6 @@ def test_an_instance_runs(tmp_path: Path) -> None:
         assert launch_plan.main(["-m", m, "-n", n, "-k", k, *common, "--config", SMALL, "-o", str(folder)]) == 0
         paths.append(folder / "plan_0.json")
         assert {b["name"] for b in json.loads(paths[-1].read_text())["buffers"]} == {
-            "a",
-            "b",
-            "c",
-            "scale_a",
-            "scale_b",
-        }
+            "a", "b", "c", "scale_a", "scale_b",
+        }  # fmt: skip
     emulated.run_scaled(tmp_path, *paths)

@@ -34,14 +34,11 @@ INT8 = replace(
 )
 SPLIT = Config("tile", 16, 32, 64, split_k=2, num_warps=2)
 CONFIGS = (
-    SPLIT,
-    Config("tile", 16, 16, 64, options=(("swap_ab", 1),)),
-    Config("gemv", 4, 32, 64, split_k=2),
-    Config("stream_k", 16, 16, 64, 2, options=(("num_sms", 5),)),
-    Config("tma", 16, 32, 64, 2),
+    SPLIT, Config("tile", 16, 16, 64, options=(("swap_ab", 1),)), Config("gemv", 4, 32, 64, split_k=2),
+    Config("stream_k", 16, 16, 64, 2, options=(("num_sms", 5),)), Config("tma", 16, 32, 64, 2),
     Config("persistent", 16, 32, 64, 2, options=(("epilogue_parts", 2),)),
     Config("stream_k_tma", 16, 16, 64, 2, options=(("num_sms", 5),)),
-)
+)  # fmt: skip
 
 
 @each(

@@ -24,16 +24,13 @@ SM90 = target_files.load_target("sm90")
 OCP = "fp8e4m3fn"
 PLAIN = FAMILY.problem(Problem(17, 144, 336, *matrices(OCP, c="bf16", layout="TN")))
 CONFIGS = (
-    Config("tile", 16, 64, 128, split_k=2),
-    Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
-    Config("tile", 16, 256, 128),
-    Config("gemv", 1, 128, 256),
-    Config("gemv", 8, 64, 128, split_k=2),
+    Config("tile", 16, 64, 128, split_k=2), Config("tile", 32, 64, 64, 2, 3, options=(("poll", 1), ("swap_ab", 1))),
+    Config("tile", 16, 256, 128), Config("gemv", 1, 128, 256), Config("gemv", 8, 64, 128, split_k=2),
     Config("stream_k", 16, 64, 128, 2, options=(("num_sms", 5),)),
     Config("tma", 16, 64, 128, 2, 2, options=(("swap_ab", 1),)),
     Config("persistent", 16, 32, 64, 2, options=(("epilogue_parts", 2),)),
     Config("stream_k_tma", 16, 64, 128, 2, options=(("num_sms", 5),)),
-)
+)  # fmt: skip
 FORMS: dict[str, dict[str, Any]] = {
     "block": {"bias": "n"},
     "block_rows": {"m": 5},

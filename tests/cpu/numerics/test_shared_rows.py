@@ -51,19 +51,15 @@ def test_equal_rows_with_other_bits_are_named() -> None:
     "problem",
     [
         Problem(13, 24, 96, *matrices("fp16", layout="NT")),
-        Problem(13, 24, 96, *matrices("bf16", layout="TN"), batch=3),
-        Problem(13, 24, 96, *FP8),
-        scaled("a8w8", "row"),
-        scaled("a8w8", "tensor"),
-        scaled("a8w8_blockscale", "block_rows"),
-        scaled("a8w8_blockscale", "block_tma"),
-        scaled("a4w4_blockscale", "mx", "fp4e2m1"),
+        Problem(13, 24, 96, *matrices("bf16", layout="TN"), batch=3), Problem(13, 24, 96, *FP8),
+        scaled("a8w8", "row"), scaled("a8w8", "tensor"), scaled("a8w8_blockscale", "block_rows"),
+        scaled("a8w8_blockscale", "block_tma"), scaled("a4w4_blockscale", "mx", "fp4e2m1"),
         replace(Problem(13, 24, 96, *matrices("bf16", layout="TN")), groups=Groups(3)),
         replace(scaled("a8w8", "row"), groups=Groups(3)),
         replace(scaled("a8w8_blockscale", "block"), groups=Groups(4, spread="skewed")),
         scaled("a4w4_blockscale", "mx_shuffled", "fp4e2m1"),
     ],
-)
+)  # fmt: skip
 def test_operands_are_in_memory_as_a_problems_own(problem: Problem) -> None:
     family = registry.get(Family, problem.family)
     made, usual = shared_rows.make_operands(problem, "cpu"), family.make_inputs(problem, "cpu")

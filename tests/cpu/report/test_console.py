@@ -36,16 +36,9 @@ def final(config: Config, us: float) -> Trial:
 def row_of(problem: Problem, config: Config, us: float, library_us: float | None = None) -> Record:
     library = None if library_us is None else library_us * 1e-6
     return Record(
-        problem,
-        "sm90",
-        config,
-        config.backend,
-        us * 1e-6,
-        0.002,
-        "graph-events",
-        library_seconds=library,
+        problem, "sm90", config, config.backend, us * 1e-6, 0.002, "graph-events", library_seconds=library,
         library="torch",
-    )
+    )  # fmt: skip
 
 
 def table(records: list[Record], trials: dict[Problem, list[Trial]]) -> list[list[str]]:

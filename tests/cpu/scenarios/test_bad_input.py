@@ -177,12 +177,8 @@ def test_underscores_and_dashes() -> None:
     )
     assert vars(one) == vars(other)
     assert (one.gemm_size_file, one.output, one.dtype_a, one.col_b, one.bias_vector) == (
-        "a_b.yaml",
-        "o_o",
-        "bf16",
-        True,
-        "m",
-    )
+        "a_b.yaml", "o_o", "bf16", True, "m",
+    )  # fmt: skip
     assert options.parse([*SIZE, "--no_warmup"]).warmup == 0 and not options.parse([*SIZE, "--no_resume"]).resume
 
 

@@ -38,16 +38,13 @@ SPLITS = (
     ("arch", "family", "dtypes", "scales", "k", "some"),
     [
         pytest.param(
-            *form,
-            k,
-            SPLITS[i % 2 :: 2] if quick else SPLITS,
-            marks=() if quick else pytest.mark.heavy,
+            *form, k, SPLITS[i % 2 :: 2] if quick else SPLITS, marks=() if quick else pytest.mark.heavy,
             id=f"{'-'.join(map(str, form))}-{k}{'-some' * quick}",
         )
         for i, form in enumerate(FORMS)
         for k, quick in ((512, False), (416, False), ((416, 512)[i % 2], True))
     ],
-)
+)  # fmt: skip
 def test_a_split_without_blocks_reads_nothing_beyond(
     interpreted: Interpreted,
     arch: str,

@@ -19,15 +19,9 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """A command that is run in a folder, whose temporary files go there too."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=_heed_ctrl_c,
-    )
+        [sys.executable, "-m", *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=_heed_ctrl_c,
+    )  # fmt: skip
 
 
 def _heed_ctrl_c() -> None:

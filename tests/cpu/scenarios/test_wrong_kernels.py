@@ -68,11 +68,8 @@ EDITS = (
     Edit("no mask along M", "rows < M - tile_m * BLOCK_M", "rows < M", NARROW, PLAIN, status="crashed"),
     Edit("the dies' order", "min(die, longer)", "0", NARROW, replace(PLAIN, options=(("xcds", 8),))),
     Edit(
-        "integers wrap around",
-        "tl.minimum(tl.maximum(acc, -128), 127)",
-        "acc",
-        Problem(48, 48, 64, *matrices("int8")),
-        PLAIN,
+        "integers wrap around", "tl.minimum(tl.maximum(acc, -128), 127)", "acc",
+        Problem(48, 48, 64, *matrices("int8")), PLAIN,
     ),
     Edit(
         "uneven splits drop blocks", "tl.cdiv(blocks, SPLIT_K)", "blocks // SPLIT_K",
@@ -84,11 +81,8 @@ EDITS = (
     Edit("sums in bf16", DOT, "acc = tl.dot(a, b, acc).to(tl.bfloat16).to(tl.float32)\n", NARROW, PLAIN, quick=True),
     Edit("stream-K's sums in bf16", DOT, "acc = tl.dot(a, b, acc).to(tl.bfloat16).to(tl.float32)\n", NARROW, STREAM),
     Edit(
-        "sums of factors in bf16",
-        "acc += tl.dot(a, b) * factors",
-        "acc = (acc + tl.dot(a, b) * factors).to(tl.bfloat16).to(tl.float32)",
-        BLOCKS,
-        BLOCK_TILE,
+        "sums of factors in bf16", "acc += tl.dot(a, b) * factors",
+        "acc = (acc + tl.dot(a, b) * factors).to(tl.bfloat16).to(tl.float32)", BLOCKS, BLOCK_TILE,
     ),
     Edit(
         "counters are left", "tl.store(semaphore_ptr + pid, 0)", "pass", replace(EVEN, k=160), FOUR_SPLITS, quick=True

@@ -162,21 +162,13 @@ def test_a_chip_has_figures_of_its_own() -> None:
 
 TRITON = registry.get(KernelBackend, "triton")
 NAMES = {
-    "sm103": "GB300",
-    "sm120": "rtx5090",
-    "sm121": "GB10",
-    "gfx1151": "Strix Halo",
-    "gfx1201": "R9700",
+    "sm103": "GB300", "sm120": "rtx5090", "sm121": "GB10", "gfx1151": "Strix Halo", "gfx1201": "R9700",
     "gfx1250": "MI455X",
-}
+}  # fmt: skip
 FORMS: list[dict[str, Any]] = [
-    {"dtype_a": "bf16"},
-    {"dtype_a": "fp32"},
-    {"dtype_a": "bf16", "groups": 4},
-    {"dtype_a": "int8", "family": "a8w8", "bias": "n"},
-    {"dtype_a": "fp8", "family": "a8w8", "dtype_c": "bf16"},
-    {"dtype_a": "fp8", "dtype_c": "fp8"},
-    {"dtype_a": "fp8", "family": "a8w8_blockscale"},
+    {"dtype_a": "bf16"}, {"dtype_a": "fp32"}, {"dtype_a": "bf16", "groups": 4},
+    {"dtype_a": "int8", "family": "a8w8", "bias": "n"}, {"dtype_a": "fp8", "family": "a8w8", "dtype_c": "bf16"},
+    {"dtype_a": "fp8", "dtype_c": "fp8"}, {"dtype_a": "fp8", "family": "a8w8_blockscale"},
     {"dtype_a": "fp8e4m3fn", "family": "a8w8_blockscale", "scales": "mx"},
     {"dtype_a": "fp4e2m1", "family": "a4w4_blockscale", "scales": "mx"},
     {"dtype_a": "bf16", "family": "a16w4", "dtype_b": "int4"},

@@ -155,17 +155,12 @@ def test_a_nested_text_model_whose_file_says_little(tmp_path: Path) -> None:
 
 def test_deepseek_v3(tmp_path: Path) -> None:
     assert layers_of(tmp_path, DEEPSEEK_V3, 8) == {
-        "self_attn.fused_qkv_a_proj": (2112, 7168, 61, "none"),
-        "self_attn.q_b_proj": (3072, 1536, 61, "none"),
-        "self_attn.kv_b_proj": (4096, 512, 61, "none"),
-        "self_attn.o_proj": (7168, 2048, 61, "none"),
-        "mlp.gate_up_proj": (4608, 7168, 3, "none"),
-        "mlp.down_proj": (7168, 2304, 3, "none"),
-        "mlp.gate": (256, 7168, 58, "none"),
-        "mlp.shared_experts.gate_up_proj": (512, 7168, 58, "none"),
-        "mlp.shared_experts.down_proj": (7168, 256, 58, "none"),
-        "lm_head": (16160, 7168, 1, "none"),
-    }
+        "self_attn.fused_qkv_a_proj": (2112, 7168, 61, "none"), "self_attn.q_b_proj": (3072, 1536, 61, "none"),
+        "self_attn.kv_b_proj": (4096, 512, 61, "none"), "self_attn.o_proj": (7168, 2048, 61, "none"),
+        "mlp.gate_up_proj": (4608, 7168, 3, "none"), "mlp.down_proj": (7168, 2304, 3, "none"),
+        "mlp.gate": (256, 7168, 58, "none"), "mlp.shared_experts.gate_up_proj": (512, 7168, 58, "none"),
+        "mlp.shared_experts.down_proj": (7168, 256, 58, "none"), "lm_head": (16160, 7168, 1, "none"),
+    }  # fmt: skip
     remarks = " ".join(sizes_of(tmp_path, DEEPSEEK_V3, 8).remarks)
     assert "256 experts of 58 layers are grouped products, (N, K) = (512, 7168) and (7168, 256)" in remarks
     assert "kv_b_proj" in remarks and "num_nextn_predict_layers" in remarks and "quantised (fp8)" in remarks

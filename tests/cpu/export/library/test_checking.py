@@ -56,14 +56,10 @@ def test_another_code_object_or_launch_has_moved(pool: BuildPool, entry: Library
     claims = [
         Claim(replace(SIZE, code="0" * 64)),
         Claim(replace(SIZE, code="0" * 64, toolchain={"triton": settings.version("triton")})),
-        Claim(entry.record, older),
-        Claim(entry.record, wider),
-        Claim(SIZE),
-        Claim(replace(SIZE, timer="model")),
+        Claim(entry.record, older), Claim(entry.record, wider), Claim(SIZE), Claim(replace(SIZE, timer="model")),
         Claim(entry.record, kernel, "its code object is damaged"),
-        Claim(replace(SIZE, config=replace(SIZE.config, block_m=24))),
-        Claim(replace(SIZE, order="2x32")),
-    ]
+        Claim(replace(SIZE, config=replace(SIZE.config, block_m=24))), Claim(replace(SIZE, order="2x32")),
+    ]  # fmt: skip
     found = states(pool, *claims)
     assert [state for state, _ in found] == [
         *("moved", "moved", "moved", "moved", "unknown", "unknown", "damaged", "fails", "fails")

@@ -23,12 +23,9 @@ def blocks(m: int, block: int) -> int:
 
 
 @given(
-    low=st.integers(1, 300),
-    count=st.integers(1, 300),
-    block=st.sampled_from([1, 3, 16, 64, 192]),
-    units=st.sampled_from([1, 7, 132]),
-    columns=st.integers(1, 9),
-)
+    low=st.integers(1, 300), count=st.integers(1, 300), block=st.sampled_from([1, 3, 16, 64, 192]),
+    units=st.sampled_from([1, 7, 132]), columns=st.integers(1, 9),
+)  # fmt: skip
 def test_every_m_has_its_own_launch(low: int, count: int, block: int, units: int, columns: int) -> None:
     """Of grids by tiles, of persistent ones, of workspaces that come and go, and of tensor maps of M rows."""
 
@@ -121,14 +118,10 @@ def test_numbers_from_a_file_are_bounded(change: Callable[[dict[str, Any]], None
 
 
 @given(
-    low=st.integers(1, 40),
-    count=st.integers(1, 60),
-    block=st.sampled_from([1, 16, 64]),
-    units=st.sampled_from([7, 132, 10**9]),
-    columns=st.integers(1, 9),
-    cut=st.booleans(),
+    low=st.integers(1, 40), count=st.integers(1, 60), block=st.sampled_from([1, 16, 64]),
+    units=st.sampled_from([7, 132, 10**9]), columns=st.integers(1, 9), cut=st.booleans(),
     asked=st.lists(st.integers(1, 5000), min_size=1, max_size=9),
-)
+)  # fmt: skip
 def test_a_wider_table_has_the_launches_of_other_m(
     low: int, count: int, block: int, units: int, columns: int, cut: bool, asked: list[int]
 ) -> None:

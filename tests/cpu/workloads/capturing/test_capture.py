@@ -60,11 +60,8 @@ def test_layers_of_a_model_are_counted_with_their_names(path: Path) -> None:
     model(torch.randn(5, 16, dtype=torch.bfloat16))
     rows = read(path)
     assert {key: row.count for key, row in rows.items()} == {
-        "8x32x16_bf16_TN": 30,
-        "8x16x32_bf16_TN_biasn": 30,
-        "5x32x16_bf16_TN": 21,
-        "5x16x32_bf16_TN_biasn": 21,
-    }
+        "8x32x16_bf16_TN": 30, "8x16x32_bf16_TN_biasn": 30, "5x32x16_bf16_TN": 21, "5x16x32_bf16_TN_biasn": 21,
+    }  # fmt: skip
     assert rows["8x32x16_bf16_TN"].callers == ("layers.*.up",)
     assert rows["5x16x32_bf16_TN_biasn"].callers == ("layers.*.down",)
     assert {row.operation for row in rows.values()} == {"linear"}

@@ -12,7 +12,7 @@ import pytest
 from tests.support.linear_layers import problem
 from tests.support.model_configs import without_transformers  # noqa: F401
 from tests.support.nouns import Capsys, FormatRow, Patch, each, load_target
-from tritongemm.cli import arguments, capture, export, gradlib, launch_plan, library, optimize, options, shell, tune
+from tritongemm.cli import arguments, capture, export, gradlib, library, optimize, options, shell, tune
 from tritongemm.report.console import Reporter
 from tritongemm.tune import requested_rows
 
@@ -56,22 +56,6 @@ def test_a_name_that_a_terminal_would_obey(capsys: Capsys, option: str) -> None:
     assert exit_.value.code == 2 and "has control characters; choose another name" in err and "\x1b" not in err
 
 
-@each(
-    ("words", "complaint"),
-    [
-        (("--all", "²"), "--all: '²' is not a whole number from 0 to 2147483647"),
-        (("--all", "9" * 100_000), "9…9"),
-        (("-m", "8", "-m", "9"), "-m: is given twice"),
-    ],
-)
-def test_launch_plans_are_as_strict(tmp_path: Path, capsys: Capsys, words: tuple[str, ...], complaint: str) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        launch_plan.main(["-o", str(tmp_path / "plans"), *words])
-    err = capsys.readouterr().err
-    assert exit_.value.code == 2 and complaint in err and err.count("\n") == 1 and len(err) < 500
-    assert not list(tmp_path.iterdir())
-
-
 def test_export_says_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
     assert export.main([str(tmp_path / "a\u202eb"), "-o", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"
@@ -89,10 +73,8 @@ def test_a_folder_is_not_called_as_a_file(capsys: Capsys, tmp_path: Path, name: 
 
 @each("name", ["sm90", "sm_90", "SM_90a", "sm-90", "h100", "NVIDIA H200", "gh200"])
 def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
+    """And what no GPU is called stays for the message."""
     assert load_target(options.architecture(name)).name == "sm90"
-
-
-def test_what_no_gpu_is_called_stays_for_the_message() -> None:
     assert options.architecture("h300") == "h300" and options.architecture("mi355x") == "MI355X"
 
 
@@ -157,29 +139,6 @@ def test_its_sizes_are_tuned(model: Path) -> None:
     argv = ["--model_dir", str(model), "--nsets", "1", "--target", "gfx1100", "--generate_only", "--budget", "1"]
     assert tune.main([*argv, "-o", str(model / "out.yaml"), "--num_threads", "1"]) == 0
     assert len(list((model / "out_kernels").glob("generated_kernel_1_*.py"))) == 4
-
-
-@pytest.mark.usefixtures("without_gpu")
-@each(
-    ("argv", "complaint"),
-    [
-        (("--tp", "2"), "or a model with --model_dir"),
-        (("-m", "1", "-n", "1", "-k", "1", "--tp", "2"), "--tp is for the sizes of a model: name its folder with"),
-        (("-m", "1", "-n", "1", "-k", "1", "--all_bias"), "--all_bias is for the sizes of a model"),
-        (("--model_dir", ".", "-m", "1"), "exclude each other; name values of M with --nsets"),
-        (("--model_dir", ".", "--gemm_size_file", "x"), "exclude each other"),
-        (("--model_dir", ".", "-col_a"), "a model defines the layouts and biases of its layers"),
-        (("--model_dir", ".", "--bias_vector"), "a model defines the layouts and biases of its layers"),
-        (("--model_dir", ".", "--tp", "0"), "--tp: '0' is not a whole number from 1 to 1024"),
-        (("--model_dir", ".", "--nsets", "1,,2"), "--nsets: '' is not a whole number"),
-        (("--model_dir", ".", "--nsets"), "--nsets: expected at least one argument"),
-        (("--model_dir", ".", "--print_sizes", "--benchmark"), "--benchmark: not allowed with argument --print-sizes"),
-    ],
-)
-def test_what_can_not_be_asked_for(argv: tuple[str, ...], complaint: str, capsys: Capsys) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        options.parse(argv)
-    assert exit_.value.code == 2 and complaint in capsys.readouterr().err
 
 
 ROWS = [

@@ -54,24 +54,6 @@ def test_from_a_log_to_merged_results(tmp_path: Path, monkeypatch: Patch, capsys
 
 
 @each(
-    ("words", "complaint"),
-    [
-        (("--population", "8", "--strategy", "guided"), "guided has none"),
-        (("--generations", "8", "--budget", "5"), "--generations and --budget exclude each other"),
-        (("--population", "0"), "not a whole number"),
-        (("--thr", "101"), "at most 100"),
-        (("--only", "polish"), "invalid choice"),
-        (("--devices", "0;1"), "not a list of numbers"),
-    ],
-)
-def test_options_that_can_t_be(tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: Capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        optimize.main([log_in(tmp_path), "-o", str(tmp_path / "tunings"), *words])
-    assert ended.value.code == shell.REFUSED and complaint in capsys.readouterr().err
-    assert not (tmp_path / "tunings").exists()
-
-
-@each(
     ("text", "complaint"),
     [
         ("", "job.log is empty"),

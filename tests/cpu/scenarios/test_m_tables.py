@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Defaults, Patch, Problem, Record, each, matrices
+from tests.support.nouns import Capsys, Defaults, Patch, Problem, Record, matrices
 from tritongemm.cli import tune
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.serving.record_table import RecordTable
@@ -53,25 +53,3 @@ def test_a_range_is_of_n_and_k(tmp_path: Path) -> None:
     spans = sorted((r.m_from, r.problem.m) for r in rows if r.m_from)
     assert spans[0][0] == 3 and spans[-1][1] == 9
     assert all(after[0] == before[1] + 1 for before, after in pairwise(spans))
-
-
-@each(
-    ("argv", "complaint"),
-    [
-        (["--m_range", "9-3", "-n", "8", "-k", "8"], "'9-3' is not a range of M such as 1-8192"),
-        (["--m_range", "0-3", "-n", "8", "-k", "8"], "'0' is not a whole number from 1"),
-        (["--m_range", "1-", "-n", "8", "-k", "8"], "is not a range of M"),
-        (["--m_range", "1-9", "-m", "4", "-n", "8", "-k", "8"], "-m and --m_range exclude each other"),
-        (["--m_range", "1-9", "-n", "8"], "name a size with -m, -n and -k, a table with --m_range, -n and -k"),
-        (["--workload", "a", "--gemm_size_file", "b"], "--gemm_size_file and --workload exclude each other"),
-        (["--workload", "a", "-m", "4"], "exclude each other"),
-        (["--workload", "absent.yaml"], "absent.yaml"),
-        (["--workload", "a", "--benchmark"], "--workload and --m_range tune"),
-    ],
-)
-def test_what_can_not_be_is_reported(argv: list[str], complaint: str, capsys: Capsys) -> None:
-    try:
-        status = tune.main(argv)
-    except SystemExit as end:
-        status = int(str(end.code))
-    assert status == 2 and complaint in capsys.readouterr().err

@@ -99,13 +99,6 @@ def test_memory_set_to_zero_is_part_of_a_call(nvidia: Opened) -> None:
     assert ctypes.c_void_p.in_dll(library, "fake_last_stream").value == 6
 
 
-def test_what_the_driver_refuses_of_it_is_an_error(nvidia: Opened) -> None:
-    library, device, _ = nvidia
-    poke(library, "refuses", 1)
-    with pytest.raises(DriverError, match="cuMemsetD8Async"):
-        graph_capture.Cleared(16, bytes(8)).prepare(device.api).launch(0)
-
-
 @pytest.mark.parametrize("cluster", [(2, 3, 1), (1, 4, 1), (1, 1, 2)])
 def test_a_cluster_along_any_axis_is_repeated(nvidia: Opened, cluster: Grid) -> None:
     library, device, fill = nvidia
@@ -192,12 +185,15 @@ def test_what_can_not_be_repeated_elsewhere_is_turned_down(nvidia: Opened, name:
     assert captured() is None
 
 
-def test_what_fails_gives_everything_back(nvidia: Opened) -> None:
+def test_what_fails_gives_everything_back_and_is_an_error(nvidia: Opened) -> None:
     library, device, _ = nvidia
     before = ctypes.c_int.in_dll(library, "fake_destroyed").value
     with pytest.raises(DriverError):  # nothing was queued
         captured_launch.capture_launches(device, ("c",), lambda at, stream: None)
     assert ctypes.c_int.in_dll(library, "fake_destroyed").value == before + 2
+    poke(library, "refuses", 1)
+    with pytest.raises(DriverError, match="cuMemsetD8Async"):
+        graph_capture.Cleared(16, bytes(8)).prepare(device.api).launch(0)
 
 
 def test_a_driver_that_does_not_list_a_graph(stand_in_driver: StartDriver) -> None:

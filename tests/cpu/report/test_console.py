@@ -324,9 +324,6 @@ def test_times_are_compared_with_the_library_in_the_race_of_each() -> None:
         "0.250 of the unconstrained winners' speed (geometric mean of 1), 0.250 at least",
         "all calls: 0.012 ms by the library, 0.010 ms by invariant rows, 1.200 times as fast",
     ]
-
-
-def test_without_other_results_their_column_is_left_out() -> None:
     listener = Listener(lambda progress: None)
     tables.print_invariance(listener, [replace(ROW, library_seconds=None)], (), {})
     assert "unconstrained" not in listener.tables

@@ -24,7 +24,7 @@ def written_run(folder: Path) -> Path:
     return folder / "out.yaml"
 
 
-def test_written_files_come_back(tmp_path: Path) -> None:
+def test_written_files_come_back_and_a_run_goes_on_from_them(tmp_path: Path) -> None:
     """Each row and line as a noun, and each line from its noun byte for byte."""
     path = written_run(tmp_path)
     text = stores.journal_of(path).read_bytes()
@@ -45,10 +45,6 @@ def test_written_files_come_back(tmp_path: Path) -> None:
     merged = {line.value.problem: line.value for line in [*read.lines.values()][:-1] if line.kind == "record"}
     assert {r.problem: r.to_json() for r in stores.rows(path) if r} == {p: r.to_json() for p, r in merged.items()}
     assert len(stores.rows(path)) == len(merged) == 23
-
-
-def test_a_run_goes_on_from_written_files(tmp_path: Path) -> None:
-    path = written_run(tmp_path)
     before = stores.journal_of(path).read_bytes()
     with stores.take(path, problems=()) as store:
         assert all(len(store.trials(r.problem)) == 4 for r in store.records())

@@ -100,26 +100,18 @@ def test_problems_without_a_table_are_the_analytical_models(problem: Problem, mo
     assert seconds(BF16, warm=True) == analytical(monkeypatch, BF16, warm=True)
 
 
-def test_other_templates_and_other_targets_have_no_factor() -> None:
+def test_factors_are_of_recorded_templates_within_bounds_and_read_back() -> None:
     fitted = correction.fitted("sm90")
     assert fitted is not None and correction.fitted("gfx942") is None
     _, rows = model.features(CONFIGS, BF16, H200, fitted.templates)
     assert all(fitted.factors([replace(c, template="not_recorded") for c in CONFIGS], rows) == 1)
     assert all(fitted.factors([replace(c, backend="cutlass") for c in CONFIGS], rows) == 1)
     assert len(set(fitted.factors(CONFIGS, rows).tolist())) > 1
-
-
-def test_no_size_is_far_enough_for_a_factor_without_bounds() -> None:
-    fitted = correction.fitted("sm90")
     assert fitted is not None
     for size in [(1, 1, 1), (1, 16, 65536), (70000, 70000, 16), (33, 100003, 77)]:
         _, rows = model.features(CONFIGS, replace(BF16, m=size[0], n=size[1], k=size[2]), H200, fitted.templates)
         factors = fitted.factors(CONFIGS, rows)
         assert np.isfinite(factors).all() and abs(np.log(factors)).max() <= fitted.most
-
-
-def test_a_correction_is_read_back_as_it_was_written() -> None:
-    fitted = correction.fitted("sm90")
     assert fitted is not None
     data = fitted.to_json()
     again = correction.Correction.from_json(data)

@@ -63,11 +63,26 @@ def kept_by(uid: int, folder: Path, monkeypatch: Patch) -> Path:
         return CompiledFiles(folder).keep(KEY, FILES, FACTS).path
 
 
-def test_what_is_kept_is_found_complete(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_is_kept_is_found_complete_and_links_and_pipes_are_no_entries(tmp_path: Path, monkeypatch: Patch) -> None:
     whose(monkeypatch, {tmp_path: (ME, None)})
-    entry = CompiledFiles(tmp_path / "deep" / "cache").keep(KEY, FILES, FACTS)
-    assert CompiledFiles(tmp_path / "deep" / "cache").find(KEY) == entry
-    assert (entry.facts, dict(entry.files)) == (FACTS, FILES)
+    kept = CompiledFiles(tmp_path / "deep" / "cache").keep(KEY, FILES, FACTS)
+    assert CompiledFiles(tmp_path / "deep" / "cache").find(KEY) == kept
+    assert (kept.facts, dict(kept.files)) == (FACTS, FILES)
+    cache = CompiledFiles(tmp_path / "cache")
+    entry = cache.keep(KEY, FILES, FACTS).path
+    elsewhere = entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(elsewhere)
+    assert cache.find(KEY) is None
+    assert cache.keep(KEY, FILES, FACTS).path == entry and not entry.is_symlink() and cache.find(KEY)
+    for name in ("kernel.co", "built.json"):
+        (entry / name).unlink()
+        (entry / name).symlink_to(elsewhere / name)
+        assert cache.find(KEY) is None, name
+        (entry / name).unlink()
+        os.mkfifo(entry / name)
+        assert cache.find(KEY) is None, "and no reader waits for a writer"
+        cache.keep(KEY, FILES, FACTS)
+        assert cache.find(KEY)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
@@ -110,25 +125,6 @@ def test_an_entry_of_another_program_is_not_used(
         assert CompiledFiles(cache).find(KEY)
     whose(monkeypatch, mine | {entry / part: (owner, mode)})
     assert CompiledFiles(cache).find(KEY) is None
-
-
-def test_links_and_pipes_are_no_entries(tmp_path: Path, monkeypatch: Patch) -> None:
-    whose(monkeypatch, {tmp_path: (ME, None)})
-    cache = CompiledFiles(tmp_path / "cache")
-    entry = cache.keep(KEY, FILES, FACTS).path
-    elsewhere = entry.rename(tmp_path / "elsewhere")
-    entry.symlink_to(elsewhere)
-    assert cache.find(KEY) is None
-    assert cache.keep(KEY, FILES, FACTS).path == entry and not entry.is_symlink() and cache.find(KEY)
-    for name in ("kernel.co", "built.json"):
-        (entry / name).unlink()
-        (entry / name).symlink_to(elsewhere / name)
-        assert cache.find(KEY) is None, name
-        (entry / name).unlink()
-        os.mkfifo(entry / name)
-        assert cache.find(KEY) is None, "and no reader waits for a writer"
-        cache.keep(KEY, FILES, FACTS)
-        assert cache.find(KEY)
 
 
 def test_a_folder_that_anyone_can_change_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:

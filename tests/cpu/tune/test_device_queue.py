@@ -61,7 +61,7 @@ def test_a_size_stays_on_the_device_that_drew_it() -> None:
     assert queue.draw(1) == ("a", [2])
 
 
-def test_what_can_wait_is_drawn_last() -> None:
+def test_what_is_drawn_together_last_and_not_any_more() -> None:
     """Races are held while nothing waits to be screened."""
     queue = DeviceQueue[str, int]()
     queue.put("a", 10, later=True)
@@ -72,14 +72,16 @@ def test_what_can_wait_is_drawn_last() -> None:
     assert queue.draw(0) == ("b", [1, 2])
     queue.put("c", 3)
     assert [queue.draw(0) for _ in range(3)] == [("c", [3]), ("a", [10, 11]), ("b", [20])]
-
-
-def test_many_pieces_are_drawn_together_but_not_all() -> None:
     queue = DeviceQueue[str, int]()
     for piece in range(DeviceQueue.MOST_DRAWN + 3):
         queue.put("a", piece)
     drawn = [queue.draw(0) or ("", []) for _ in range(2)]
     assert [len(works) for _, works in drawn] == [DeviceQueue.MOST_DRAWN, 3]
+    queue = DeviceQueue[str, int]()
+    queue.put("a", 1)
+    queue.put("b", 2, later=True)
+    queue.close(abandon=True)
+    assert queue.draw(0) is None
 
 
 def test_a_waiting_device_is_woken_and_a_closed_queue_ends_it() -> None:
@@ -95,14 +97,6 @@ def test_a_waiting_device_is_woken_and_a_closed_queue_ends_it() -> None:
     queue.close()
     thread.join(10)
     assert not thread.is_alive() and drawn == [("a", [1])], "what was queued before the end is done"
-
-
-def test_an_abandoned_queue_gives_nothing_more() -> None:
-    queue = DeviceQueue[str, int]()
-    queue.put("a", 1)
-    queue.put("b", 2, later=True)
-    queue.close(abandon=True)
-    assert queue.draw(0) is None
 
 
 def test_devices_work_side_by_side() -> None:

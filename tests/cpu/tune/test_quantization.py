@@ -75,6 +75,12 @@ def test_a_race_gets_the_time_and_never_fails_by_it(monkeypatch: Patch) -> None:
     assert timed == replace(result, quantize_seconds=3e-6)
     monkeypatch.setattr(quantization, "_launches", raising(InputError("it does not compile")))
     assert quantization.with_quantization(result, problem("a8w8"), evaluator) == result  # type: ignore[arg-type]
+    # What multiplies OCP's fp8 as wider numbers has no instruction that converts to it.
+    monkeypatch.setattr(evaluator, "target", loader.load_target("gfx942"))
+    monkeypatch.setattr(quantization, "_launches", lambda asked, target: ("launch",))
+    for one, seconds in ((problem("a8w8_blockscale", "mx"), None), (problem("a4w4_blockscale", dtype=FP4), 3e-6)):
+        timed = quantization.with_quantization(result, one, evaluator)  # type: ignore[arg-type]
+        assert timed.quantize_seconds == seconds
 
 
 def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -95,16 +101,6 @@ def test_a_run_compiles_its_kernels_before_the_race(tmp_path: Path, monkeypatch:
     assert compile_helper(helper, evaluator.target, cached).symbol == "quantize_rows"
     monkeypatch.setattr(evaluator, "times_quantization", False)
     assert not quantization.compile_jobs(one, evaluator)  # type: ignore[arg-type]
-
-
-def test_a_type_that_no_kernel_makes_there_is_not_timed(monkeypatch: Patch) -> None:
-    """What multiplies OCP's fp8 as wider numbers has no instruction that converts to it."""
-    result, evaluator = RaceResult((), {"a": (1e-6,)}, cold=True), Evaluator()
-    monkeypatch.setattr(evaluator, "target", loader.load_target("gfx942"))
-    monkeypatch.setattr(quantization, "_launches", lambda asked, target: ("launch",))
-    for one, seconds in ((problem("a8w8_blockscale", "mx"), None), (problem("a4w4_blockscale", dtype=FP4), 3e-6)):
-        timed = quantization.with_quantization(result, one, evaluator)  # type: ignore[arg-type]
-        assert timed.quantize_seconds == seconds
 
 
 def test_files_and_tables_have_both_times(tmp_path: Path, capsys: Capsys) -> None:

@@ -41,15 +41,11 @@ def states(pool: BuildPool, *claims: Claim, here: Machine = NOWHERE) -> list[tup
     return [(one.state, one.reason) for one in found]
 
 
-def test_the_same_code_object_holds(pool: BuildPool, entry: LibraryEntry) -> None:
+def test_the_same_code_object_holds_and_another_one_or_launch_has_moved(pool: BuildPool, entry: LibraryEntry) -> None:
     assert entry.kernel is not None
     recorded = Claim(replace(SIZE, code=entry.kernel.sha256))
     stored = Claim(entry.record, entry.kernel)
     assert states(pool, recorded, stored) == states(pool, recorded, stored, here=HERE) == [("holds", "")] * 2
-
-
-def test_another_code_object_or_launch_has_moved(pool: BuildPool, entry: LibraryEntry) -> None:
-    assert entry.kernel is not None
     kernel, launches = entry.kernel, entry.kernel.launches
     older = replace(kernel, sha256="0" * 64, source="1" * 40)
     wider = replace(kernel, launches=replace(launches, launch=replace(launches.launch, grid=(7, 1, 1))))

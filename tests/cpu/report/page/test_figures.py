@@ -141,10 +141,19 @@ def test_a_server_before_and_after() -> None:
         assert HOSTILE not in writing.compose(data, "server")
 
 
-def test_a_library_that_won_loses_nothing() -> None:
+def test_results_of_several_devices_are_not_added_up() -> None:
     lost = result(problem(16), 2e-6, library_seconds=1e-6, winner="torch")
     uplift = uplift_of(ReportData((lost,)))
     assert uplift == (0, 0, 0)
+    # Each device has figures and numbers of its own; what the one lost is not taken from what the other gained.
+    other = result(problem(16), 1e-6, target="sm100", toolchain={**H200, "device": "NVIDIA B200"})
+    figures = drawn(ReportData((lost, other)))
+    titles = [figures[f"uplift-{place}"].title for place in (1, 2)]
+    assert titles == ["Weighted uplift: NVIDIA H200 (sm90)", "Weighted uplift: NVIDIA B200 (sm100)"]
+    assert [figures[f"uplift-{place}"].traces[0]["text"][-1] for place in (1, 2)] == ["100.0%", "80.0%"]
+    first, second, _ = writing.tile_groups(ReportData((lost, other)))
+    assert first[0] == "NVIDIA H200 (sm90)" and {("0", "won from the library"), ("1", "lost to it")} <= set(first[1])
+    assert second[0] == "NVIDIA B200 (sm100)" and ("1", "won from the library") in second[1]
 
 
 def test_runs_of_m_with_one_config_are_one_bar(entire: ReportData) -> None:
@@ -154,19 +163,6 @@ def test_runs_of_m_with_one_config_are_one_bar(entire: ReportData) -> None:
         "triton: gemv": [(1, 16)] * 2, "triton: tile": [(17, 80)] * 2, "triton: ws_tma": [(97, 416)] * 2,
         "torch": [(513, 3584)] * 2,
     }  # fmt: skip
-
-
-def test_results_of_several_devices_are_not_added_up() -> None:
-    """Each device has figures and numbers of its own; what the one lost is not taken from what the other gained."""
-    lost = result(problem(16), 2e-6, library_seconds=1e-6, winner="torch")
-    other = result(problem(16), 1e-6, target="sm100", toolchain={**H200, "device": "NVIDIA B200"})
-    figures = drawn(ReportData((lost, other)))
-    titles = [figures[f"uplift-{place}"].title for place in (1, 2)]
-    assert titles == ["Weighted uplift: NVIDIA H200 (sm90)", "Weighted uplift: NVIDIA B200 (sm100)"]
-    assert [figures[f"uplift-{place}"].traces[0]["text"][-1] for place in (1, 2)] == ["100.0%", "80.0%"]
-    first, second, _ = writing.tile_groups(ReportData((lost, other)))
-    assert first[0] == "NVIDIA H200 (sm90)" and {("0", "won from the library"), ("1", "lost to it")} <= set(first[1])
-    assert second[0] == "NVIDIA B200 (sm100)" and ("1", "won from the library") in second[1]
 
 
 def test_calls_at_any_m_of_a_range_count() -> None:

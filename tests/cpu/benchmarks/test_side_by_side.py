@@ -118,19 +118,16 @@ def test_argument_errors(script: ModuleType, capsys: Capsys, arguments: list[str
     assert end.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_torch_always_runs_first(script: ModuleType) -> None:
+def test_torch_always_runs_first_and_there_are_48_sizes(script: ModuleType) -> None:
     assert script.parse(["--competitors", "ours,inductor"]).competitors == ["torch", "inductor", "ours"]
+    found = script.problems(script.SIZES)
+    assert len(found) == len(set(found)) == 48 and PROBLEM in found
+    assert {p.m for p in found} == {1, 16, 64, 256, 1024, 4096} and len({(p.n, p.k) for p in found}) == 8
 
 
 def test_needs_a_gpu(script: ModuleType, no_gpu: None, capsys: Capsys) -> None:
     assert script.main([]) == 2 and script.main(["--recheck", "x.yaml"]) == 2
     assert capsys.readouterr().err.count("needs a GPU") == 2
-
-
-def test_the_48_sizes(script: ModuleType) -> None:
-    found = script.problems(script.SIZES)
-    assert len(found) == len(set(found)) == 48 and PROBLEM in found
-    assert {p.m for p in found} == {1, 16, 64, 256, 1024, 4096} and len({(p.n, p.k) for p in found}) == 8
 
 
 def test_only_plain_linear_layers(script: ModuleType, no_gpu: None, tmp_path: Path, capsys: Capsys) -> None:

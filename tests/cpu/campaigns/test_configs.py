@@ -95,7 +95,7 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_guide_s_arithmetic(measuring: Rig) -> None:
+def test_the_guide_s_arithmetic_columns_and_configs(measuring: Rig) -> None:
     """Percents of measured time; equal problems are summed before the threshold."""
     configs.run(measuring.campaign(example()))
     summary = rows(measuring.folder, "summary.csv")
@@ -109,6 +109,16 @@ def test_the_guide_s_arithmetic(measuring: Rig) -> None:
     assert "to tune: 2 GEMMs, 99.93 % of the time" in measuring.said
     assert "below 0.1 %: 1 GEMMs, 0.07 % of the time together" in measuring.said
     assert f"{measuring.folder / 'job.log'}: 3 GEMMs in 61 calls take 1.501 ms, measured" in measuring.said
+    gemms = rows(measuring.folder, "gemms.csv")
+    theirs = ["transA", "transB", "batch_count", "m", "n", "k", "a_type", "b_type", "c_type", "d_type", "compute_type"]
+    assert list(gemms[0])[: len(theirs)] == theirs
+    assert [gemms[0][name] for name in theirs] == (
+        ["T", "N", "1", "64", str(A), "64", "bf16_r", "bf16_r", "bf16_r", "bf16_r", "c_f32_r"]
+    )
+    folder = measuring.folder / "tunings"
+    (row,) = sizes.from_file(folder / "BBS_TN_1.yaml", Defaults())
+    assert (row.problem.key, row.count) == (gemms[1]["problem"], 50) == (f"{B}x64x64_bf16_TN", 50)
+    assert (folder / "BBS_TN_0.sh").stat().st_mode & 0o111
 
 
 def test_predictions_that_take_long_say_how_far_they_are(rig: Rig, monkeypatch: Patch) -> None:
@@ -124,20 +134,6 @@ def test_a_threshold_is_of_sums(measuring: Rig) -> None:
     """Row by row the second of the guide's products would be below it."""
     configs.run(measuring.campaign(example(), threshold=20))
     assert len(rows(measuring.folder, "gemms.csv")) == 2
-
-
-def test_columns_and_configs(measuring: Rig) -> None:
-    configs.run(measuring.campaign(example()))
-    gemms = rows(measuring.folder, "gemms.csv")
-    theirs = ["transA", "transB", "batch_count", "m", "n", "k", "a_type", "b_type", "c_type", "d_type", "compute_type"]
-    assert list(gemms[0])[: len(theirs)] == theirs
-    assert [gemms[0][name] for name in theirs] == (
-        ["T", "N", "1", "64", str(A), "64", "bf16_r", "bf16_r", "bf16_r", "bf16_r", "c_f32_r"]
-    )
-    folder = measuring.folder / "tunings"
-    (row,) = sizes.from_file(folder / "BBS_TN_1.yaml", Defaults())
-    assert (row.problem.key, row.count) == (gemms[1]["problem"], 50) == (f"{B}x64x64_bf16_TN", 50)
-    assert (folder / "BBS_TN_0.sh").stat().st_mode & 0o111
 
 
 def test_the_script_runs_the_config_alone(rig: Rig, tmp_path: Path) -> None:

@@ -41,13 +41,10 @@ def test_what_is_no_name_is_refused_in_a_line(name: str) -> None:
     assert len(str(error.value)) < 250
 
 
-def test_the_longest_number_is_read() -> None:
+def test_the_longest_number_is_read_and_a_name_read_once() -> None:
     longest = Config("tile", 9999999999999999999, 16, 16)
     assert Config.parse(longest.name) == longest
-
-
-def test_a_name_is_read_once() -> None:
-    """A journal of thousands of sizes names the same configs again and again."""
+    # A journal of thousands of sizes names the same configs again and again.
     assert Config.parse(NAME) is Config.parse(NAME) and Config.parse(NAME).name == NAME
 
 
@@ -86,9 +83,14 @@ PROBLEM = Problem(64, 512, 1024, *matrices("bf16", layout="TN"))
 ENTIRE = space.space(PROBLEM, load_target("sm90"))
 
 
-def test_without_limits_nothing_changes() -> None:
+def test_splits_are_limited_for_every_kernel_and_nothing_without_limits() -> None:
     assert SearchLimits().narrow(ENTIRE) == ENTIRE
     assert SearchLimits().allow(Config("asm", 64, 64, 64, split_k=9, backend="asm"))
+    limits = SearchLimits(2)
+    splits = {split for axes in limits.narrow(ENTIRE).axes for split in dict(axes.values)["split_k"]}
+    assert splits <= {1, 2} and len(ENTIRE) > len(limits.narrow(ENTIRE)) > 0
+    assert not limits.allow(Config("asm", 64, 64, 64, split_k=3, backend="asm"))
+    assert not len(SearchLimits(templates=("no_such",)).narrow(ENTIRE))
 
 
 def test_what_another_programs_kernel_takes() -> None:
@@ -98,14 +100,6 @@ def test_what_another_programs_kernel_takes() -> None:
     configs = list(narrow)
     assert configs and {c.split_k for c in configs} == {1} and {c.block_k for c in configs} == {32, 64, 128}
     assert {c.options for c in configs} == {()}
-
-
-def test_splits_are_limited_for_every_kernel() -> None:
-    limits = SearchLimits(2)
-    splits = {split for axes in limits.narrow(ENTIRE).axes for split in dict(axes.values)["split_k"]}
-    assert splits <= {1, 2} and len(ENTIRE) > len(limits.narrow(ENTIRE)) > 0
-    assert not limits.allow(Config("asm", 64, 64, 64, split_k=3, backend="asm"))
-    assert not len(SearchLimits(templates=("no_such",)).narrow(ENTIRE))
 
 
 # Three lines of each: its key, the JSON of a journal, and a row of a file of sizes.

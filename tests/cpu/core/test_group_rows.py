@@ -30,11 +30,14 @@ def test_a_grouped_problem_comes_back_from_json(problem: Problem) -> None:
     assert {"row_counts", "operands"}.isdisjoint(problem.to_json())
 
 
-def test_keys_distinguish_groups() -> None:
+def test_keys_distinguish_groups_and_not_another_m_of_the_product() -> None:
     other = replace(GROUPED, groups=Groups(5, spread="captured", counts=(0, 7, 33, 1, 0)))
     problems = (GROUPED, other, MASKED, replace(GROUPED, groups=Groups(5)), Problem(41, 72, 88))
     assert len({p.key for p in problems}) == len(problems)
     assert Problem(41, 72, 88, groups=Groups(5)).key == "41x72x88_fp16_TT_groups5"
+    assert GROUPED.at(100).row_counts == row_counts(100, 5, "skewed")
+    assert (MASKED.at(8).group_m, MASKED.at(8).m, MASKED.at(64).m) == (8, 40, 41)
+    assert Problem(3, 4, 5).at(7) == Problem(7, 4, 5)
 
 
 def test_operands_of_groups() -> None:
@@ -66,12 +69,6 @@ def test_operands_of_groups() -> None:
 def test_groups_that_can_not_be(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Problem.from_json(GROUPED.to_json() | change)
-
-
-def test_another_m_of_the_same_product() -> None:
-    assert GROUPED.at(100).row_counts == row_counts(100, 5, "skewed")
-    assert (MASKED.at(8).group_m, MASKED.at(8).m, MASKED.at(64).m) == (8, 40, 41)
-    assert Problem(3, 4, 5).at(7) == Problem(7, 4, 5)
 
 
 def test_what_the_search_takes_groups_for() -> None:

@@ -79,10 +79,7 @@ def test_config_names() -> None:
     assert config == Config("tile", 64, 32, 16, 8, 2, 4, 3, (("kpack", 2), ("waves_per_eu", 0))), "options are sorted"
     assert (config.option("kpack"), config.option("absent", 7), config.tile) == (2, 7, (64, 32, 16))
     assert Config("addmm", 0, 0, 0, backend="torch").name.startswith("torch.addmm__")
-
-
-def test_a_name_that_holds_another() -> None:
-    """A winner of ours that was exported as an assembly kernel is a template there."""
+    # A winner of ours that was exported as an assembly kernel is a template there.
     inner = Config("tma", 16, 64, 256, 8, options=(("swap_ab", 1),))
     outer = Config(inner.name, 32, 32, 32, backend="asm")
     assert Config.parse(outer.name) == outer
@@ -241,12 +238,9 @@ def test_every_target_can_be_read(name: str) -> None:
             assert values and all(type(v) is int for v in values) and len(set(values)) == len(values), (template, axis)
 
 
-def test_a_type_that_a_target_does_not_multiply() -> None:
+def test_siblings_and_measured_facts_override_a_targets_file() -> None:
     with pytest.raises(TargetError, match="gfx90a has no matrix instruction for fp8e4m3fn"):
         target_files.load_target("gfx90a").tflops(DTYPES["fp8e4m3fn"])
-
-
-def test_siblings_and_measured_facts_override_the_file() -> None:
     plain, sibling = (
         target_files.load_target("sm90"),
         target_files.load_target("sm90", "NVIDIA H200", compute_units=100),

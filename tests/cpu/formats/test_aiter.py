@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.foreign_rows import AITER_HEADER as BF16
 from tests.support.nouns import Backend, Config, Problem, Record, TunerFormat, each, loader, matrices, registry
@@ -74,7 +72,7 @@ def save(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
     return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 
 
-def test_problems_are_a_linear_layers() -> None:
+def test_problems_are_a_linear_layers_and_kernels_that_can_be_run_are_configs() -> None:
     first, second, third, fourth = read("bf16_tuned_gemm.csv", TUNED["bf16_tuned_gemm.csv"])
     assert first.problem.key == "64x256x5120_bf16-bf16-fp32_TN" and (first.target, first.compute_units) == (
         "gfx950",
@@ -83,10 +81,6 @@ def test_problems_are_a_linear_layers() -> None:
     assert second.problem.bias == "n" and third.problem.bias == fourth.problem.bias == "none"
     assert first.record and first.record.seconds == 7.9191e-6 and first.record.winner == "asm"
     assert fourth.config is None and fourth.record is None, "a placeholder, and AITER's own Triton kernel"
-
-
-def test_kernels_that_can_be_run_are_configs() -> None:
-    first, second, third, _ = read("bf16_tuned_gemm.csv", TUNED["bf16_tuned_gemm.csv"])
     assert first.config and (first.config.template, first.config.split_k) == (ASM, 13)
     assert second.config and second.config.backend == "blaslt" and second.config.split_k == 2
     assert (second.config.option("index"), second.config.option("version")) == (440598, 0), "found again by its name"
@@ -208,6 +202,8 @@ def test_what_was_read_and_is_reported_changes_nothing(name: str) -> None:
         records = [row.record for row in read(name, text) if row.record]
         found = plugin().translate(records, {"": text})
         assert found.files[""] == text and not found.omitted and found.count == len(records)
+        anew = plugin().translate(records, {"": ""}).files[""]
+        assert plugin().translate(records, {"": anew}).files[""] == anew
 
 
 def test_a_retuned_row_alone_changes() -> None:
@@ -328,11 +324,3 @@ def test_a_name_of_a_kernel_is_no_code() -> None:
     text = TUNED["bf16_tuned_gemm.csv"].replace(ASM, "_Z__bm1x1__bm2__bn3__bk4__gm5__sk6__w7__s8")
     row = read("bf16_tuned_gemm.csv", text)[0]
     assert row.config is None or Config.parse(row.config.name) == row.config
-
-
-@given(st.lists(st.sampled_from(sorted(TUNED)), min_size=1, max_size=3), st.randoms(use_true_random=False))
-def test_writing_twice_is_writing_once(names: list[str], random: object) -> None:
-    for name in names:
-        records = [row.record for row in read(name, TUNED[name]) if row.record]
-        once = plugin().translate(records, {"": ""}).files[""]
-        assert plugin().translate(records, {"": once}).files[""] == once

@@ -18,12 +18,7 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3
 SHARED, WIDE, UP = (Config("grouped_tile", 16, n, 128, 1, num_warps=4, num_stages=3) for n in (64, 128, 256))
 
 
-def table_format(server: str) -> ServerFormat:
-    found = registry.get(ServerFormat, f"{server}_moe_json")
-    return found
-
-
-VLLM, SGLANG = table_format("vllm"), table_format("sglang")
+VLLM, SGLANG = (registry.get(ServerFormat, f"{server}_moe_json") for server in ("vllm", "sglang"))
 
 
 def rows_of(*tokens: int) -> list[FormatRow]:

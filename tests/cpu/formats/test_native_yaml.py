@@ -60,16 +60,15 @@ def test_record_comes_back_equal_and_looks_like_tune_gemm() -> None:
     assert row.record == RECORD
     assert (row.problem, row.config) == (RECORD.problem, RECORD.config)
     head, line = text.splitlines()
-    assert head.startswith("#")
+    assert head.startswith(f"# Tuned by tritongemm, schema {SCHEMA}: ")
+    assert [r.record for r in rows(line + "\n")] == [RECORD], "a file without it is read as well"
     assert line.startswith(
         '- {"M": 16, "N": 32, "K": 70, "rowMajorA": "N", "rowMajorB": "T", "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, '
         '"BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 8, "SPLIT_K": 2, "num_warps": 4, "num_stages": 3, "waves_per_eu": 0, '
         '"kpack": 2, "TFLOPS": 0.017418, "time(us)": 12.345678901234568, '
     )
-
-
-def test_what_a_plain_yaml_reader_sees() -> None:
-    (entry,) = yaml.safe_load(write_text(RECORD))
+    # What a plain reader of YAML sees.
+    (entry,) = yaml.safe_load(text)
     assert entry["time(us)"] == pytest.approx(12.345678901234568)
     assert entry["options"] == {"swap_ab": 1}
     assert (entry["winner"], entry["tie"], entry["toolchain"]) == ("torch", True, RECORD.toolchain)
@@ -123,14 +122,9 @@ def test_any_record_comes_back_equal(record: Record) -> None:
     assert rows(write_text(record))[0].record == record
 
 
-def test_one_problem_on_two_targets() -> None:
-    other = replace(RECORD, target="gfx950")
-    assert [r.record for r in rows(write_text(RECORD, other))] == [RECORD, other]
-
-
-def test_one_problem_on_devices_of_two_sizes() -> None:
+def test_one_problem_on_two_targets_and_on_devices_of_two_sizes() -> None:
     """A complete chip and a part of it; a row that does not say is one more."""
-    some = [replace(RECORD, compute_units=count) for count in (0, 304, 80)]
+    some = [*(replace(RECORD, compute_units=count) for count in (0, 304, 80)), replace(RECORD, target="gfx950")]
     text = write_text(*some)
     assert text.count("compute_units") == 2
     assert [r.record for r in rows(text)] == some
@@ -150,12 +144,6 @@ def test_orders_of_b_and_scales_come_back() -> None:
     odd = replace(RECORD, problem=replace(plain, b=plain.b._replace(scaling=None)))
     with pytest.raises(InputError, match="has scales that family a8w8 does not have"):
         write_text(odd)
-
-
-def test_the_head_has_the_number_of_the_schema() -> None:
-    text = write_text(RECORD)
-    assert text.startswith(f"# Tuned by tritongemm, schema {SCHEMA}: ")
-    assert [r.record for r in rows(text.split("\n", 1)[1])] == [RECORD], "a file without it is read as well"
 
 
 @each(

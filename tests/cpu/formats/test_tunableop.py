@@ -37,6 +37,7 @@ def result(problem: Problem, winner: str = "torch", config: Config | None = None
         ("GemmTunableOp_BFloat16_NN,nn_6144_16_4096_ld_6144_4096_6144", product(row_major_b=True), "mm"),
         ("GemmTunableOp_Half_NT,nt_8_16_32", product(16, 8, 32, "fp16", row_major_a=False, row_major_b=True), "mm"),
         ("GemmTunableOp_tf32_TN,tn_8_16_32_ld_32_32_8", product(16, 8, 32, "fp32"), "mm"),
+        ("GemmTunableOp_BFloat16_TN,tn_8_1_32_ld_32_99_99", product(1, 8, 32), "mm"),  # a single row has no next one
         ("GemmAndBiasTunableOp_BFloat16_TN,tn_8_16_32_ld_32_32_8", product(16, 8, 32, bias="n"), "addmm"),
         ("GemmStridedBatchedTunableOp_Half_TN,tn_8_16_32_B_6_ld_32_32_8", product(16, 8, 32, "fp16", batch=6), "bmm"),
     ],
@@ -79,11 +80,6 @@ def test_other_products_of_the_same_sizes_are_kept_apart(line: str, why: str) ->
     assert row.count == 1 and row.line == 6
     written = CSV.translate([result(row.problem)], {"": text}).files[""]
     assert written == text.removesuffix("\n") + ",Default,0.03\n", "the other line has no result"
-
-
-def test_a_single_row_has_no_next_one() -> None:
-    (row,) = CSV.read(PATH, "GemmTunableOp_BFloat16_TN,tn_8_1_32_ld_32_99_99\n", Defaults())
-    assert row.problem == product(1, 8, 32)
 
 
 def test_a_tuned_file_and_recorded_ones() -> None:

@@ -153,14 +153,11 @@ def test_equal_distances_share_their_ranks(rounds: int, most: int) -> None:
         )
 
 
-def test_who_stays_in_the_race() -> None:
+def test_who_stays_in_the_race_and_when_more_rounds_change_nothing() -> None:
     samples = race(best=1e-5, close=1e-5, equal=1e-5, slow=1.2e-5, library=5e-5, seed=1)
     assert still_racing(samples) == {"best", "close", "equal", BASELINE_ENTRY}
     assert still_racing(race(best=1e-5, slow=2e-5, slower=3e-5)) == {"best", "slow"}, "two of ours always"
     assert still_racing({BASELINE_ENTRY: [1e-5] * 9}) == {BASELINE_ENTRY}
-
-
-def test_when_more_rounds_change_nothing() -> None:
     assert decided(race(best=1e-5, next=1.2e-5, library=2e-5))
     assert decided(race(best=1e-5, next=1.2e-5, library=5e-6)), "distinct from the library on either side"
     assert not decided(race(1, best=1e-5, next=1e-5, library=2e-5))

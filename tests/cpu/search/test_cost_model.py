@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -57,12 +58,27 @@ def test_large_sizes_want_large_tiles_and_skinny_ones_do_not() -> None:
     assert (128, 256, 64) in first_tiles(LARGE, SM90, 5)
 
 
-def test_a_tile_more_than_fills_the_device_costs_a_round() -> None:
-    even, odd = Problem(256 * 19, 4096, 4096), Problem(256 * 20, 4096, 4096)  # 304 and 320 tiles for 304 CUs
-    ratio = predict(TILE, odd, GFX942).seconds / predict(TILE, even, GFX942).seconds
-    assert ratio > 1.5
-    entire = replace(TILE, template="stream_k", options=(*TILE.options, ("num_sms", 304)))
-    assert predict(entire, odd, GFX942).seconds < predict(TILE, odd, GFX942).seconds
+EVEN, ODD = Problem(256 * 19, 4096, 4096), Problem(256 * 20, 4096, 4096)  # 304 and 320 tiles for 304 compute units
+STREAM_K = replace(TILE, template="stream_k", options=(*TILE.options, ("num_sms", 304)))
+FEW_TILES, SHORT_K = Problem(1, 1024, 65536), Problem(1, 1024, 1024)
+LOW = Config("tile", 16, 128, 128, num_warps=8)
+AT_ONCE, SPILLS = (Config("tma", m, 256, 64, num_warps=8) for m in (128, 256))  # asynchronous instructions' sums
+
+
+@each(
+    ("slower", "faster", "target", "ratio"),
+    [
+        ((TILE, ODD), (TILE, EVEN), GFX942, 1.5),  # a tile more than fills the device costs a round
+        ((TILE, ODD), (STREAM_K, ODD), GFX942, 1),
+        ((LOW, FEW_TILES), (replace(LOW, split_k=8), FEW_TILES), GFX942, 1),
+        ((replace(LOW, split_k=8), SHORT_K), (LOW, SHORT_K), GFX942, 1),
+        ((TILE, Problem(4096, 4096, 4097, *matrices(layout="TN"))), (TILE, LARGE), GFX942, 1.2),  # unaligned rows
+        ((SPILLS, LARGE), (AT_ONCE, LARGE), SM90, 2),
+    ],
+)
+def test_what_takes_longer(slower: Any, faster: Any, target: target.Target, ratio: float) -> None:
+    long, short = (predict(config, problem, target).seconds for config, problem in (slower, faster))
+    assert long > ratio * short
 
 
 def test_a_row_a_warp_hides_more_latency_than_rows_in_turn() -> None:
@@ -109,13 +125,6 @@ def test_more_work_takes_longer() -> None:
     assert times == sorted(times) and times[-1] > 10 * times[0]
 
 
-def test_split_k_helps_where_few_tiles_have_a_long_k() -> None:
-    tile, problem = Config("tile", 16, 128, 128, num_warps=8), Problem(1, 1024, 65536)
-    assert predict(replace(tile, split_k=8), problem, GFX942).seconds < predict(tile, problem, GFX942).seconds
-    short = Problem(1, 1024, 1024)
-    assert predict(replace(tile, split_k=8), short, GFX942).seconds > predict(tile, short, GFX942).seconds
-
-
 def test_sums_that_are_looked_for_cost_less_than_counted_ones() -> None:
     problem = Problem(16, 1280, 8192, *matrices("bf16", layout="TN"))
     counted = Config("tma", 16, 64, 128, 1, 6, 4, 5, options=(("poll", 0), ("swap_ab", 1)))
@@ -131,12 +140,6 @@ def test_neighbours_share_what_they_draw_from_l2() -> None:
     apart = replace(SM90, l2_neighbours=1)
     assert predict(pairs, problem, SM90).seconds < predict(row, problem, SM90).seconds
     assert predict(pairs, problem, apart).terms["l2"] == pytest.approx(predict(row, problem, apart).terms["l2"])
-
-
-def test_unaligned_rows_cost() -> None:
-    assert predict(TILE, Problem(4096, 4096, 4097, *matrices(layout="TN")), GFX942).seconds > 1.2 * (
-        predict(TILE, LARGE, GFX942).seconds
-    )
 
 
 def test_the_first_load_and_the_last_block_hide_nothing() -> None:
@@ -197,11 +200,6 @@ def test_operands_that_stay_in_caches_come_from_there() -> None:
         cold, warm = (predict(TILE, problem, GFX942, warm=w) for w in (False, True))
         assert {name for name in cold.terms if warm.terms[name] == 0 < cold.terms[name]} == gone
         assert warm.seconds < cold.seconds if gone else warm.seconds == cold.seconds
-
-
-def test_accumulators_of_an_asynchronous_instruction_are_spilled_together() -> None:
-    fits, spills = Config("tma", 128, 256, 64, num_warps=8), Config("tma", 256, 256, 64, num_warps=8)
-    assert predict(spills, LARGE, SM90).seconds > 2 * predict(fits, LARGE, SM90).seconds
 
 
 def test_of_equal_times_the_taller_tile_comes_first() -> None:

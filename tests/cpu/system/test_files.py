@@ -129,16 +129,10 @@ def test_a_full_folder_of_temporary_files_is_named(tmp_path: Path, monkeypatch: 
     assert str(refused.value).endswith(f"; {advice}")
 
 
-def test_usual_text_stays_as_it_is() -> None:
+def test_text_is_printable_and_no_word_is_long() -> None:
     for text in ("", "1.5 us, [bold]", "…/größe.yaml:key:", "a" * WORD_CHARACTERS):
         assert printable(text) == text
-
-
-def test_commands_to_a_terminal_are_shown() -> None:
     assert printable("a\x1b[31mb\r\n\x9b\u202e\udcff\0") == "a\\x1b[31mb\\r\\n\\x9b\\u202e\\udcff\\x00"
-
-
-def test_a_long_word_loses_its_middle() -> None:
     text = printable(f"M must be a number, not {'1' * 100_000}z; write 16")
     assert text.startswith("M must be a number, not 111") and text.endswith("1z; write 16")
     assert text.count("…") == 1 and len(text) < WORD_CHARACTERS + 50

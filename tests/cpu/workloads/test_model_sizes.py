@@ -101,17 +101,26 @@ def test_llama_70b_as_aiter_ships_it(tmp_path: Path) -> None:
     assert found[:4] == [(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)]
 
 
-def test_the_vocabulary_is_the_files(tmp_path: Path) -> None:
-    assert layers_of(tmp_path, LLAMA_405B, 8)["lm_head"] == (16032, 16384, 1, "none")
-    assert layers_of(tmp_path, LLAMA_405B | {"vocab_size": 128257}, 8)["lm_head"][0] == 16033
+OF_4_HEADS = LLAMA_70B | {"num_key_value_heads": 4}  # of k and v
 
 
-def test_fewer_heads_of_k_and_v_than_gpus(tmp_path: Path) -> None:
-    config = LLAMA_70B | {"num_key_value_heads": 4}
-    assert layers_of(tmp_path, config, 8)["self_attn.qkv_proj"][0] == (8 + 2) * 128
-    assert layers_of(tmp_path, config, 2)["self_attn.qkv_proj"][0] == (32 + 4) * 128
-    without = {k: v for k, v in config.items() if k != "num_key_value_heads"}
-    assert layers_of(tmp_path, without)["self_attn.qkv_proj"][0] == 3 * 8192
+@each(
+    ("config", "tp", "name", "expected"),
+    [
+        (LLAMA_405B, 8, "lm_head", (16032, 16384, 1, "none")),
+        (LLAMA_405B | {"vocab_size": 128257}, 8, "lm_head", (16033, 16384, 1, "none")),
+        (OF_4_HEADS, 8, "self_attn.qkv_proj", ((8 + 2) * 128, 8192, 80, "none")),
+        (OF_4_HEADS, 2, "self_attn.qkv_proj", ((32 + 4) * 128, 8192, 80, "none")),
+        (OF_4_HEADS | {"num_key_value_heads": None}, 1, "self_attn.qkv_proj", (3 * 8192, 8192, 80, "none")),
+        (QWEN2_7B, 1, "self_attn.qkv_proj", (4608, 3584, 28, "n")),
+        (QWEN2_7B, 1, "self_attn.o_proj", (3584, 3584, 28, "none")),
+        (DEEPSEEK_V2_LITE, 1, "self_attn.q_proj", (3072, 2048, 27, "none")),  # which is not compressed
+        (DEEPSEEK_V2_LITE, 1, "self_attn.kv_a_proj_with_mqa", (576, 2048, 27, "none")),
+        (DEEPSEEK_V2_LITE, 1, "mlp.shared_experts.gate_up_proj", (5632, 2048, 26, "none")),
+    ],
+)
+def test_layers_of_known_models(tmp_path: Path, config: dict[str, Any], tp: int, name: str, expected: Any) -> None:
+    assert layers_of(tmp_path, config, tp)[name] == expected
 
 
 def test_rows_are_those_that_mm_asks_for(tmp_path: Path) -> None:
@@ -123,8 +132,6 @@ def test_rows_are_those_that_mm_asks_for(tmp_path: Path) -> None:
 
 
 def test_biases(tmp_path: Path) -> None:
-    qwen = layers_of(tmp_path, QWEN2_7B)
-    assert qwen["self_attn.qkv_proj"] == (4608, 3584, 28, "n") and qwen["self_attn.o_proj"][3] == "none"
     llama = layers_of(tmp_path, LLAMA_70B | {"attention_bias": True, "mlp_bias": True})
     assert {layer[3] for name, layer in llama.items() if name != "lm_head"} == {"n"} and llama["lm_head"][3] == "none"
 
@@ -164,13 +171,6 @@ def test_deepseek_v3(tmp_path: Path) -> None:
     remarks = " ".join(sizes_of(tmp_path, DEEPSEEK_V3, 8).remarks)
     assert "256 experts of 58 layers are grouped products, (N, K) = (512, 7168) and (7168, 256)" in remarks
     assert "kv_b_proj" in remarks and "num_nextn_predict_layers" in remarks and "quantised (fp8)" in remarks
-
-
-def test_deepseek_without_a_compressed_q(tmp_path: Path) -> None:
-    found = layers_of(tmp_path, DEEPSEEK_V2_LITE)
-    assert found["self_attn.q_proj"] == (3072, 2048, 27, "none")
-    assert found["self_attn.kv_a_proj_with_mqa"] == (576, 2048, 27, "none")
-    assert found["mlp.shared_experts.gate_up_proj"] == (5632, 2048, 26, "none")
 
 
 def test_mixtures_of_experts(tmp_path: Path) -> None:

@@ -23,19 +23,6 @@ def test_options() -> None:
     ]
 
 
-@each(("size", "complaint"), [((0, 1, 1), "M must"), ((1, -4, 1), "N must"), ((1, 1, 2**31), "K must")])
-def test_options_out_of_range(size: tuple[int, int, int], complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        sizes.from_options(*size, Defaults())
-
-
-def test_file_of_any_name(tmp_path: Path) -> None:
-    for name in ("sizes.yaml", "sizes.txt", "sizes"):
-        path = tmp_path / name
-        path.write_text("# mine\n- {M: 1, N: 2, K: 3}\n")
-        assert [r.problem for r in sizes.from_file(path, Defaults())] == [Problem(1, 2, 3)]
-
-
 def test_what_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text(" \n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

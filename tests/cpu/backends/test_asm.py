@@ -79,14 +79,11 @@ def test_bf16_block(nbytes: int) -> None:
     assert [(b.name, b.bytes) for b in launch.buffers] == ([("semaphore", 4096)] if nbytes == 352 else [])
 
 
-def test_fp32_output_and_no_bias() -> None:
+def test_blocks_of_fp32_without_bias_and_with_scales() -> None:
     problem = Problem(1, 64, 192, *matrices("bf16", c="fp32", layout="TN"))
     block = kernel_launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
     assert numbers(block)[6] == 64 * 4
     assert numbers(block)[17:21] == [1, 0, 0, 0]  # one split, fp32, no bias
-
-
-def test_scaled_blocks() -> None:
     problem = registry.get(Family, "a8w8").problem(
         Problem(40, 256, 384, *matrices("int8", c="bf16", layout="TN", order="shuffled_16x16"))
     )
@@ -314,7 +311,15 @@ amdhsa.kernels:
 """
 
 
-def test_sources_are_assembled(tmp_path: Path) -> None:
+def test_sources_and_ptx_are_assembled(tmp_path: Path) -> None:
+    (tmp_path / "k.ptx").write_text(
+        ".version 8.0\n.target sm_80\n.address_size 64\n"
+        ".visible .entry k(.param .u64 c, .param .u32 n) .maxntid 128, 1, 1 { ret; }\n"
+    )
+    path = write(tmp_path, "knl_name,co_name,tile_m,tile_n,layout\nk,k.ptx,32,128,c n\n")
+    one, code, name = ASM.compile(job(path, "k", "sm80"))
+    assert (code_object.arch(code), one.threads, name) == ("sm80", 128, "kernel.cubin")
+    assert one.launch["fields"] == [["c", 0], ["n", 8]]
     (tmp_path / "k.s").write_text(SOURCE)
     (tmp_path / "bad.s").write_text("nonsense v1, v2\n")
     try:
@@ -327,17 +332,6 @@ def test_sources_are_assembled(tmp_path: Path) -> None:
     assert (one.shared, one.threads, one.launch["parameter_bytes"]) == (64, 256, 208)
     with pytest.raises(InputError, match=r"refuses the source: .*bad\.s"):
         ASM.compile(job(path, "bad"))
-
-
-def test_ptx_is_assembled(tmp_path: Path) -> None:
-    (tmp_path / "k.ptx").write_text(
-        ".version 8.0\n.target sm_80\n.address_size 64\n"
-        ".visible .entry k(.param .u64 c, .param .u32 n) .maxntid 128, 1, 1 { ret; }\n"
-    )
-    path = write(tmp_path, "knl_name,co_name,tile_m,tile_n,layout\nk,k.ptx,32,128,c n\n")
-    one, code, name = ASM.compile(job(path, "k", "sm80"))
-    assert (code_object.arch(code), one.threads, name) == ("sm80", 128, "kernel.cubin")
-    assert one.launch["fields"] == [["c", 0], ["n", 8]]
 
 
 def plan(folder: Path, *options: str) -> int:

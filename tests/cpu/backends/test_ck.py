@@ -156,12 +156,17 @@ def test_what_a_binary_depends_on(tmp_path: Path, monkeypatch: Patch) -> None:
     assert digest() not in others
 
 
-def test_pipeline_5_reads_along_k_only() -> None:
+def test_pipeline_5_reads_along_k_only_and_a_split_adds_no_bias_and_no_integers() -> None:
     config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
     assert ck.check(config, BF16, GFX942)
     assert (
         "arrays end up in scratch" in ck.check(config, replace(BF16, b=BF16.b._replace(row_major=True)), GFX942).reason
     )
+    split = Config.parse(SMALL.replace("sk1", "sk4"))
+    assert "adds the bias" in ck.check(split, replace(BF16, bias="n"), GFX942).reason
+    integers = Problem(1024, 4096, 4096, *matrices("int8", c="int32", layout="TN"))
+    assert "int32" in ck.check(split, integers, GFX942).reason
+    assert all(c.split_k == 1 for c in ck.candidates(replace(BF16, bias="m"), GFX942))
 
 
 @pytest.mark.parametrize(("facts", "dtype"), [(GFX942, "fp8e4m3fnuz"), (GFX950, "fp8e4m3fn")])
@@ -240,14 +245,6 @@ def test_instances_of_aiters_order_run(tmp_path: Path, arch: str, dtype: str, fa
     size = ["-m", "33", "-n", str(n), "-k", "1024", "--timeout", "600", "--num_threads", "1"]
     assert launch_plan.main([*size, *types, "--config", name, "-o", str(tmp_path)]) == 0
     emulated.run_scaled(tmp_path, tmp_path / "plan_0.json")
-
-
-def test_a_split_adds_no_bias_and_no_integers() -> None:
-    split = Config.parse(SMALL.replace("sk1", "sk4"))
-    assert "adds the bias" in ck.check(split, replace(BF16, bias="n"), GFX942).reason
-    integers = Problem(1024, 4096, 4096, *matrices("int8", c="int32", layout="TN"))
-    assert "int32" in ck.check(split, integers, GFX942).reason
-    assert all(c.split_k == 1 for c in ck.candidates(replace(BF16, bias="m"), GFX942))
 
 
 def test_the_call_has_sizes_strides_and_splits() -> None:

@@ -174,14 +174,11 @@ def script() -> ModuleType:
     return importlib.import_module("score_model")
 
 
-def test_rows_with_defaults_and_extra_keys(script: ModuleType) -> None:
+def test_rows_have_defaults_and_a_pruned_tile_is_a_miss(script: ModuleType) -> None:
     rows = script.read(FIXTURE)
     assert [r.tile for r in rows] == [(256, 256, 64), (32, 32, 128), (256, 16, 64)]
     assert [r.num_sms for r in rows] == [0, 304, 0]
     assert rows[0].problem.layout == "TN" and rows[1].problem.layout == "TN"
-
-
-def test_a_pruned_tile_is_a_miss(script: ModuleType) -> None:
     scores = script.score(script.read(FIXTURE), GFX942)
     assert scores[0].rank == 1 and scores[1].rank > 0 and scores[2].rank == 0
     assert script.agreement(scores)[1] == pytest.approx(sum(s.rank == 1 for s in scores) / 3)
@@ -203,21 +200,15 @@ def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
     assert top[5] >= 0.9 and top[10] == 1
 
 
-def test_stream_k_rows_whose_tiles_fill_the_programs(script: ModuleType) -> None:
+def test_stream_k_rows_are_ranked_by_full_tiles_of_programs_on_a_compute_unit_each(script: ModuleType) -> None:
     row = script.Row(Problem(4864, 4096, 4096, *matrices(layout="TN")), (256, 256, 64), 304)
     assert script.score([row], GFX942)[0].rank == 1
     assert script.score([row], GFX942, script.Conditions(cut_k=True))[0].rank == 1  # nothing is left over to cut
-
-
-def test_stream_k_rows_are_ranked_by_full_tiles_by_default(script: ModuleType) -> None:
     row = script.Row(Problem(512, 1024, 5120, *matrices(layout="TN")), (64, 32, 256), 304)
     entire, cut = script.order(row, GFX942), script.order(row, GFX942, script.Conditions(cut_k=True))
     assert entire[0] == row.tile  # 256 tiles, each a program's
     assert cut[0] != row.tile and cut.index(row.tile) > 3  # larger tiles, cut so that 304 programs have a share
-
-
-def test_programs_of_stream_k_rows_have_a_compute_unit_to_themselves(script: ModuleType) -> None:
-    """Small tiles gain nothing by sharing compute units, as they do where each has a program of its own."""
+    # Small tiles gain nothing by sharing compute units, as they do where each has a program of its own.
     problem = Problem(2048, 2048, 512, *matrices(layout="TN"))
     alone = script.order(script.Row(problem, (64, 64, 64), 304), GFX942)
     shared = script.order(script.Row(problem, (64, 64, 64), 0), GFX942)

@@ -28,14 +28,15 @@ def bf16(m: int, n: int, k: int) -> Problem:
     return Problem(m, n, k, *matrices("bf16"))
 
 
-def test_one_tile_is_its_instructions_or_its_blocks(floors: ModuleType) -> None:
+def test_tiles_take_their_instructions_blocks_and_sums(floors: ModuleType) -> None:
     assert floors.Rates(1e12, math.inf, 0).tiles(bf16(64, 8, 64), 1) == pytest.approx(2 * 64 * 8 * 64 / 1e12)
     assert floors.Rates(math.inf, 1e9, 0).tiles(bf16(64, 8, 64), 1) == pytest.approx((64 + 8) * 64 * 2 / 1e9)
-
-
-def test_columns_come_in_eights_of_either_operand(floors: ModuleType) -> None:
-    """104 rows are 13 times 8 columns of the transpose, not two tiles of 64 rows."""
+    # 104 rows are 13 times 8 columns of the transpose, not two tiles of 64 rows.
     assert floors.Rates(1e12, math.inf, 0).tiles(bf16(104, 64, 64), 1) == pytest.approx(2 * 104 * 64 * 64 / 1e12)
+    # The smallest tile can only be shared along K: an eighth of the blocks, and seven eighths of the sums.
+    problem = bf16(64, 8, 8192)
+    blocks, sums = (64 + 8) * 2 * 8192, 4 * 64 * 8
+    assert floors.Rates(math.inf, 1e9, 0).tiles(problem, 8) == pytest.approx((blocks / 8 + sums * 7 / 8) / 1e9)
 
 
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (256, 8192, 3584), (777, 5120, 5120), (4096, 4096, 4096)])
@@ -48,19 +49,9 @@ def test_a_floor_is_above_all_units_at_full_rate_and_falls_with_rates_and_units(
     assert floors.Rates(7e12, 140e9, 0).tiles(problem, 264) <= fed
 
 
-def test_splits_pay_for_their_sums(floors: ModuleType) -> None:
-    """The smallest tile can only be shared along K: an eighth of the blocks, and seven eighths of the sums."""
-    problem = bf16(64, 8, 8192)
-    blocks, sums = (64 + 8) * 2 * 8192, 4 * 64 * 8
-    assert floors.Rates(math.inf, 1e9, 0).tiles(problem, 8) == pytest.approx((blocks / 8 + sums * 7 / 8) / 1e9)
-
-
-def test_columns_come_in_as_powers_of_two(floors: ModuleType) -> None:
+def test_a_tile_has_parts_and_programs(floors: ModuleType) -> None:
     assert floors.Tile(64, 112, 1, False).parts() == [64, 32, 16]
     assert floors.Tile(128, 256, 1, False).parts() == [256]
-
-
-def test_programs_are_tiles_of_c_or_of_its_transpose_times_splits(floors: ModuleType) -> None:
     problem = bf16(100, 1000, 64)
     assert floors.Tile(64, 256, 2, False).programs(problem) == 2 * 4 * 2
     assert floors.Tile(64, 256, 2, True).programs(problem) == 16 * 1 * 2

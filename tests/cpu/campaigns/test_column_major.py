@@ -22,10 +22,15 @@ def problem(**changes: object) -> Problem:
     return found
 
 
-def test_the_guide_s_first_row() -> None:
+def test_the_guide_s_first_row_names_and_bytes() -> None:
     assert problem() == Problem(109, 16032, 16384, *matrices("bf16", layout="TN"))
     assert problem().key == "109x16032x16384_bf16_TN"
     assert config_letters(call()) == "BBS_TN"
+    assert config_letters(call(a="f8_r", d="bf16_r", scale=1)) == "F8BS_TN"
+    assert config_letters(replace(call(), types=("f8_r", "bf8_r", "f16_r", "f16_r"))) == "F8B8HS_TN"
+    assert config_letters(call(trans_a="N", a="f16_r", d="f16_r")) == "HHS_NN"
+    assert least_bytes(call(m=2, n=3, k=5)) == 2 * (2 * 5 + 5 * 3 + 2 * 3)
+    assert least_bytes(call(m=2, n=3, k=5, a="f9_r")) == 2 * (2 * 5 + 5 * 3 + 2 * 3)
 
 
 @each(("theirs", "ours"), [("TN", "TN"), ("NN", "TT"), ("NT", "NT"), ("TT", "NN")])
@@ -93,11 +98,3 @@ def test_what_the_log_asks_for_beside() -> None:
     assert isinstance(found, Support) and found.reason == "it asks for swizzleA true"
     bias = as_problem(replace(call(bias="true"), bias="f32_r"))
     assert isinstance(bias, Support) and "its bias is f32_r" in bias.reason
-
-
-def test_names_and_bytes() -> None:
-    assert config_letters(call(a="f8_r", d="bf16_r", scale=1)) == "F8BS_TN"
-    assert config_letters(replace(call(), types=("f8_r", "bf8_r", "f16_r", "f16_r"))) == "F8B8HS_TN"
-    assert config_letters(call(trans_a="N", a="f16_r", d="f16_r")) == "HHS_NN"
-    assert least_bytes(call(m=2, n=3, k=5)) == 2 * (2 * 5 + 5 * 3 + 2 * 3)
-    assert least_bytes(call(m=2, n=3, k=5, a="f9_r")) == 2 * (2 * 5 + 5 * 3 + 2 * 3)

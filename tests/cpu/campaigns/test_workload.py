@@ -30,16 +30,13 @@ def counts(workload: JobWorkload) -> dict[str, float]:
     return {p.problem.key if p.problem else p.reason: p.count for p in workload.products}
 
 
-def test_processes_and_runs_add_up(log: Path) -> None:
+def test_processes_runs_and_rows_that_differ_in_what_changes_nothing_add_up(log: Path) -> None:
     """Rows of several processes, mixed with other output, and two logs one after the other."""
     text = f"loading\n(rank 1) {line(count=3)}{line(n=113)}[rank0]: {line(count=4)}"
     entire = read(log, text)
     assert counts(entire) == {"109x16032x16384_bf16_TN": 7, "113x16032x16384_bf16_TN": 1}
     assert entire.remarks == () and entire.products[0].line == 2
     assert counts(read(log, text + text)) == {"109x16032x16384_bf16_TN": 14, "113x16032x16384_bf16_TN": 2}
-
-
-def test_rows_that_differ_in_what_changes_nothing_are_one(log: Path) -> None:
     found = read(log, line(count=2) + line(count=3, lda=16384, n=109, d="bf16_r") + line(n=1, ldb=4) + line(n=1))
     assert counts(found) == {"109x16032x16384_bf16_TN": 5, "1x16032x16384_bf16_TN": 2}
 
@@ -54,15 +51,12 @@ def test_two_kinds_of_lines_count_a_call_once(log: Path) -> None:
     assert "hipblaslt-bench and hipBLASLt's profile have the same calls" in remark
 
 
-def test_cut_lines_are_named(log: Path) -> None:
+def test_cut_lines_are_named_and_many_counted(log: Path) -> None:
     tail = line()[200:]
     found = read(log, line() + line(n=113)[:250] + "\n" + tail + line("bench")[:150])
     assert counts(found) == {"109x16032x16384_bf16_TN": 1}
     assert [remark.split(": ")[1] for remark in found.remarks] == ["line 2", "line 3", "line 4"]
     assert f"{log}: line 2: the row is cut" in found.remarks[0]
-
-
-def test_many_faults_are_counted(log: Path) -> None:
     found = read(log, line() + (line()[:100] + "\n") * 20)
     assert len(found.remarks) == 6 and "15 other lines are not counted, the last of them line 21" in found.remarks[-1]
 
@@ -251,10 +245,15 @@ def test_what_is_no_log(log: Path, text: str) -> None:
         read(log, text)
 
 
-def test_a_row_whose_function_can_t_be_read_costs_itself(log: Path) -> None:
+def test_what_is_among_the_lines_of_a_log_costs_itself(log: Path) -> None:
     found = read(log, line(n=16) + line(n=32).replace("function:", "function::"))
     assert len(found.products) == 1
     assert any("line 2: the row has no function that can be read" in one for one in found.remarks)
+    found = read(log, line() + '- {"M": 8, "N": 64, "K": 32, "count": 3}\n' * 2)
+    assert len(found.products) == 1
+    assert any("line 2 is of a file of sizes, as are 1 others; they are not counted" in one for one in found.remarks)
+    log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
+    assert counts(read_workload(LogFile(log), GFX950)) == {"109x16032x16384_bf16_TN": 1}
 
 
 @hypothesis.given(data=st.data())
@@ -271,11 +270,6 @@ def test_whatever_a_log_holds_is_reported_in_a_line(log: Path, data: st.DataObje
         assert str(log) in str(error)
     else:
         assert all(one.count > 0 and (one.problem is None) == bool(one.reason) for one in found.products)
-
-
-def test_bytes_that_are_no_text_are_passed_over(log: Path) -> None:
-    log.write_bytes(b"\xff\xfe\x00garbage\n" + line().encode() + b"\x80\n")
-    assert counts(read_workload(LogFile(log), GFX950)) == {"109x16032x16384_bf16_TN": 1}
 
 
 def test_what_a_capture_left_out_is_reported(log: Path) -> None:
@@ -298,9 +292,3 @@ def test_what_a_capture_left_out_is_reported(log: Path) -> None:
     gradients, unknown, unread = found.remarks
     assert "line 1: Gradients were wanted" in gradients and "line 5: what the capture left out" in unread
     assert "line 4: 7 calls of unknown sizes are not counted, nor is their time: addmm: tensors of sparse" in unknown
-
-
-def test_sizes_among_the_lines_of_a_log_are_reported(log: Path) -> None:
-    found = read(log, line() + '- {"M": 8, "N": 64, "K": 32, "count": 3}\n' * 2)
-    assert len(found.products) == 1
-    assert any("line 2 is of a file of sizes, as are 1 others; they are not counted" in one for one in found.remarks)

@@ -19,13 +19,15 @@ from tritongemm.tune import requested_rows
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
-def test_the_ends_of_a_range_belong_to_it() -> None:
+def test_the_ends_of_a_range_belong_to_it_and_sizes_go_by_both_kinds_of_names() -> None:
     args = options.parse(
         ["-m", "1", "-n", "2147483647", "-k", "+7", "--rotating_tensor", "-1", "--timeout", "31536000"]
     )
     assert (args.m, args.n, args.k, args.rotating_tensor, args.timeout) == (1, 2**31 - 1, 7, -1, 31536000.0)
     assert options.parse([*SIZE, "--budget", "1.5e2s"]).budget == (0, 150.0)
     assert options.parse([*SIZE, "--errRatio", ".5", "--min_gain", "0"]).err_ratio == 0.5
+    args = options.parse(["--m", "1", "--n=2", "--k", "3", "--dtype", "bf16"])
+    assert (args.m, args.n, args.k, args.dtype_a, args.dtype_b, args.dtype_c) == (1, 2, 3, "bf16", None, None)
 
 
 def test_compilers_go_with_the_cores(monkeypatch: Patch) -> None:
@@ -76,11 +78,6 @@ def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
     """And what no GPU is called stays for the message."""
     assert load_target(options.architecture(name)).name == "sm90"
     assert options.architecture("h300") == "h300" and options.architecture("mi355x") == "MI355X"
-
-
-def test_sizes_and_types_go_by_both_kinds_of_names() -> None:
-    args = options.parse(["--m", "1", "--n=2", "--k", "3", "--dtype", "bf16"])
-    assert (args.m, args.n, args.k, args.dtype_a, args.dtype_b, args.dtype_c) == (1, 2, 3, "bf16", None, None)
 
 
 @each(
@@ -152,15 +149,12 @@ def read(*more: str, rows: list[FormatRow] = ROWS) -> list[tuple[int, int]]:
     return [(span.problem.n, span.high) for span in requested_rows.read_spans(rows, request.sizes, Reporter().say)]
 
 
-def test_layers_of_one_input_have_a_table_of_their_joined_product(capsys: Capsys) -> None:
+def test_layers_of_one_input_have_one_table_of_their_joined_product_unless_each_fills_a_gpu(capsys: Capsys) -> None:
     assert read() == [(96, 16), (112, 16), (64, 16), (208, 16)]
     layers = "model.layers.*.mlp.gate_proj, model.layers.*.mlp.up_proj"
     assert f"joined: N 208, K 64, bf16 TN, M up to 16: {layers}" in str(capsys.readouterr())
     assert read("--no_join") == [(96, 16), (112, 16), (64, 16)]
     assert read("--m_range", "1-30000")[-1] == (208, 8 * 2**20 // 416)
-
-
-def test_a_joined_product_has_one_table_and_layers_that_fill_a_gpu_none() -> None:
     assert read(rows=[*ROWS, FormatRow(problem(16, 208, 64), count=8)]) == [(96, 16), (112, 16), (64, 16), (208, 16)]
     wide = [replace(row, problem=replace(row.problem, k=400_000)) for row in ROWS]
     assert read(rows=wide) == [(96, 16), (112, 16), (64, 16)]

@@ -34,9 +34,14 @@ def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: Capsys) -> 
 
 
 @drawn
-def test_a_journal_alone(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_journal_alone_and_the_faster_of_two_results_are_shown(tmp_path: Path, capsys: Capsys) -> None:
     assert report.main([str(REAL), "-o", str(tmp_path / "report.html")]) == 0
     assert "5 results" in capsys.readouterr().out
+    one = write_results(tmp_path / "one.yaml", [result(problem(16), 2e-6)])
+    two = write_results(tmp_path / "two.yaml", [result(problem(16), 1e-6)])
+    assert report.main([str(one), str(two), "-o", str(tmp_path / "report.html")]) == 0
+    assert "1 results" in capsys.readouterr().out
+    assert '<td class="number" data-order="1.0">1.00</td>' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @drawn
@@ -111,15 +116,6 @@ def test_a_library_is_shown(tmp_path: Path, capsys: Capsys) -> None:
     libraries.write(tmp_path / "kernels.zip", *records)
     assert report.main([str(tmp_path / "kernels.zip"), "-o", str(tmp_path / "report.html")]) == 0
     assert "2 results" in capsys.readouterr().out
-
-
-@drawn
-def test_the_faster_of_two_results_is_shown(tmp_path: Path, capsys: Capsys) -> None:
-    one = write_results(tmp_path / "one.yaml", [result(problem(16), 2e-6)])
-    two = write_results(tmp_path / "two.yaml", [result(problem(16), 1e-6)])
-    assert report.main([str(one), str(two), "-o", str(tmp_path / "report.html")]) == 0
-    assert "1 results" in capsys.readouterr().out
-    assert '<td class="number" data-order="1.0">1.00</td>' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @drawn

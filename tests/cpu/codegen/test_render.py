@@ -288,28 +288,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     )
 
 
-def test_a_module_verifies_itself_without_a_gpu(runs: Runs) -> None:
+def test_modules_verify_themselves_without_a_gpu_and_winners_stand_alone(runs: Runs) -> None:
     assert runs.right.returncode == 0, runs.right.stderr
     head, *rows, last = runs.right.stdout.splitlines()
     assert head.split() == ["config", "error", "us", "TFLOPS"]
     assert [row.split()[0] for row in rows] == [PLAIN.name, SPLIT.name, STREAM.name]
     assert all(0 < float(row.split()[1]) < 0.01 and row.split()[2:] == ["-", "-"] for row in rows)
     assert last == "No GPU: verified by Triton's interpreter, not timed."
-
-
-def test_a_module_that_can_not_run_has_verified_nothing(runs: Runs) -> None:
     _, *rows, last, status = runs.others.stdout.splitlines()[5:11]
     assert len(rows) == 3 and all("unknown" in row for row in rows)
     assert (last, status) == ("No GPU: nothing verified by Triton's interpreter, not timed.", "status 1")
-
-
-def test_a_wrong_kernel_is_reported_wrong(runs: Runs) -> None:
     _, row, _, status = runs.others.stdout.splitlines()[-4:]
     assert row.startswith(PLAIN.name) and row.endswith("WRONG") and status == "status 1"
-
-
-def test_the_winner_stands_alone(runs: Runs) -> None:
-    """Importable where this package is not, right at other sizes, and plain about operands that are not its own."""
+    # Importable where this package is not, right at other sizes, and plain about operands that are not its own.
     dtype, layout, shapes, bias, right = runs.others.stdout.splitlines()[:5]
     assert dtype == "a must be torch.float16, contiguous along dimension -1, not torch.float32 with strides (1, 1)"
     assert layout == "a must be torch.float16, contiguous along dimension -1, not torch.float16 with strides (1, 4)"

@@ -13,7 +13,7 @@ from tests.support.nouns import Capsys, Config, KernelBackend, Patch, Problem, e
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
-from tritongemm.core.launch import Launch, StridePlaces
+from tritongemm.core.launch import Buffer, Launch, StridePlaces
 from tritongemm.export import launch_plans, selection
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.compilers import hip_compiler
@@ -127,8 +127,6 @@ def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path: Path) -> None
 
 
 def test_column_bias_is_broadcast_along_rows() -> None:
-    from tritongemm.core.problem import Problem
-
     bias = launch_plans.operands(Problem(M, N, K, *matrices(), bias="m"))["bias"]
     assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
 
@@ -193,9 +191,6 @@ def test_kernels_run_right_on_an_emulator(tmp_path: Path, target: str, config: s
 
 
 def test_what_a_kernel_adds_into_is_zero_in_its_plan() -> None:
-    from tritongemm.core.launch import Buffer, Launch
-    from tritongemm.core.problem import Problem
-
     problem = Problem(M, N, K)
     adding = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), (), zeroed=(Buffer("c", M * N * 2),))
     plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), ())

@@ -113,12 +113,9 @@ def test_families(name: str, keys: list[str], splits: list[int | None]) -> None:
     assert [row.config and row.config.split_k for row in rows] == splits
 
 
-def test_a_file_without_gfx_has_it_from_its_units() -> None:
+def test_a_gpu_is_known_from_its_units_and_its_encoding_from_the_gpu() -> None:
     (row,) = read("older_bf16_tuned_gemm.csv", TUNED["older_bf16_tuned_gemm.csv"])
     assert (row.target, row.compute_units) == ("gfx942", 304) and row.record and row.record.seconds == 7.9191e-6
-
-
-def test_an_encoding_follows_the_gpu() -> None:
     text = TUNED["glm5_a8w8_blockscale_bpreshuffle_tuned_gemm.csv"].replace("gfx950,256", "gfx942,304")
     assert {row.problem.a.dtype for row in read("a8w8_blockscale_bpreshuffle.csv", text)} == {"fp8e4m3fnuz"}
 
@@ -215,9 +212,6 @@ def test_a_retuned_row_alone_changes() -> None:
         f"gfx950,256,64,256,5120,False,torch.bfloat16,torch.float32,False,False,asm,5,8,6.0,{ASM},0.0,27.96,557.06"
     )
     assert lines[:1] + lines[2:] == text.splitlines()[:1] + text.splitlines()[2:]
-
-
-def test_splits_of_a4w4_are_written_as_exponents() -> None:
     text = TUNED["a4w4_blockscale_tuned_gemm.csv"]
     record = read("a4w4_blockscale_tuned_gemm.csv", text)[1].record
     assert record

@@ -78,9 +78,13 @@ def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) ->
         assert len(read(UNTUNED.replace(given, other))) == 4
 
 
-def test_a_token_goes_to_experts_that_there_are() -> None:
+def test_a_token_goes_to_experts_that_there_are_and_one_factor_of_each_is_that_of_its_rows() -> None:
     with pytest.raises(InputError, match=r"\(line 4\) topk is 257, of 256 experts"):
         read(UNTUNED.replace("16,7168,256,256,8,", "16,7168,256,256,257,"))
+    found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
+    assert [(row.problem.family, row.problem.scales, row.problem.group_count) for row in found] == [
+        ("a8w8", "", 256)
+    ] * 2
 
 
 def test_a_line_without_its_last_empty_cell_counts() -> None:
@@ -97,13 +101,6 @@ def test_a_line_without_its_last_empty_cell_counts() -> None:
     ]
     (damaged,) = plugin.read_usable(path, text.replace(",9.5", ""), Defaults()).damaged
     assert damaged.reason.endswith("has 14 values for 16 columns; write one for each, with commas between them")
-
-
-def test_one_factor_for_each_expert_is_that_of_its_rows() -> None:
-    found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
-    assert [(row.problem.family, row.problem.scales, row.problem.group_count) for row in found] == [
-        ("a8w8", "", 256)
-    ] * 2
 
 
 def test_both_results_of_a_layer_are_one_row_that_is_read_back(tmp_path: Path) -> None:

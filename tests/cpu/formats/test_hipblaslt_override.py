@@ -62,23 +62,17 @@ def test_what_won_goes_before_and_the_rest_stays() -> None:
     assert {r.problem.m for r in FORMAT.read(PATH, written.files[""], Defaults())} == {16, 37, 128}
 
 
-def test_a_row_has_no_bias() -> None:
+def test_a_row_has_no_bias_and_a_new_file_names_the_build() -> None:
     written = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {"": TUNED})
     assert written.count == 1 and written.files[""].count(",44") == 1 and "45" not in written.files[""]
     assert "neither bias nor scales" in written.omitted[0][1]
-
-
-def test_a_row_without_its_columns_is_named() -> None:
-    with pytest.raises(InputError, match="no line of columns before it"):
-        FORMAT.read(PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
-
-
-def test_a_new_file_names_the_build() -> None:
     written = FORMAT.translate([result(product(), algorithm(version=(1 << 32) + 0xABC))], {})
     assert written.files[""].startswith(f"Git Version: 00000abc\n{HEAD}\n    T,N,1,6144,16,")
 
 
-def test_types_that_are_not_supported_are_kept() -> None:
+def test_a_row_without_its_columns_is_named_and_one_of_other_types_kept() -> None:
+    with pytest.raises(InputError, match="no line of columns before it"):
+        FORMAT.read(PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
     text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
     entire = f"{HEAD}\n    T,N,1,6144,16,4096,f32_r,f32_r,f32_r,f32_r,7\n"
     with pytest.warns(UntunableRowsWarning, match="multiplies full float32"):

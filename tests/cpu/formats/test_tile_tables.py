@@ -45,16 +45,13 @@ def served(text: str, m: int) -> Any:
     return rows[min(rows, key=lambda known: abs(known - m))]
 
 
-def test_the_name_has_the_sizes_and_the_device() -> None:
+def test_the_name_has_the_sizes_the_device_and_so_the_encoding_of_fp8() -> None:
     rows = VLLM.read(Path("configs") / NAME, table(), Defaults.of("int8"))
     assert [r.problem.m for r in rows] == list(LADDER)
     first = rows[0]
     assert first.problem == result(1).problem and first.target == "sm90" and (first.line, first.number) == (2, 1)
     assert first.config == Config("tile", 17, 64, 128, 16, num_warps=4, num_stages=4)
     assert table().splitlines()[rows[3].line - 1].strip() == '"8": {'  # type: ignore[operator]
-
-
-def test_the_encoding_of_fp8_is_that_of_the_device() -> None:
     name = NAME.replace("NVIDIA_H200", "AMD_Instinct_MI300X")
     text = table({8: row(waves_per_eu=2, kpack=1, matrix_instr_nonkdim=16)})
     (found,) = VLLM.read(Path(name), text, Defaults())
@@ -187,7 +184,7 @@ def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str)
     assert not VLLM.translate([other], {NAME: table()}).files, "a row that is there stays"
 
 
-def test_of_results_of_one_device_the_first_is_reported() -> None:
+def test_of_results_of_one_device_the_first_is_reported_in_no_other_folder() -> None:
     stand_in = result(16, Config("tile", 64, 64, 64))
     written = VLLM.translate([result(16), stand_in], {})
     assert not written.omitted and served(written.files[NAME], 16)["BLOCK_SIZE_M"] == 32
@@ -195,9 +192,6 @@ def test_of_results_of_one_device_the_first_is_reported() -> None:
     assert [r for r, _ in VLLM.translate([result(16), other], {}).omitted] == [other]
     with pytest.raises(InputError, match="keeps a folder"):
         VLLM.translate([result(16)], {"": table()})
-
-
-def test_a_device_s_name_leads_out_of_no_folder() -> None:
     assert all("/" not in name for name in VLLM.translate([result(1, toolchain={"device": "../../etc"})], {}).files)
 
 

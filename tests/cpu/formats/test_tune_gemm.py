@@ -65,6 +65,8 @@ def test_callers_defaults() -> None:
     )
     assert bare.problem == Problem(1, 2, 3, *matrices("fp8e4m3fnuz", c="bf16", layout="NN"), bias="m")
     assert typed.problem == Problem(1, 2, 3, *matrices("fp8e5m2fnuz", "fp16", "bf16", layout="NT"), bias="none")
+    with pytest.raises(InputError, match="the target has no fp8; choose another dtype"):
+        make_problem(Defaults.of("fp8", fp8_encoding="none"), 1, 1, 1)
 
 
 @each(("a", "c"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3fn", "fp16"), ("int8", "int32")])
@@ -77,11 +79,6 @@ def test_b_is_of_the_only_type_that_its_family_has_for_a() -> None:
     assert make_problem(given, 16, 32, 128).b.dtype == "int4"
     with pytest.raises(InputError, match="family a8w4 does not multiply int8 by fp4e2m1; it is fp8 or int8 by a"):
         make_problem(given, 16, 32, 128, {"dtype_b": "fp4e2m1"})
-
-
-def test_open_fp8_needs_an_encoding() -> None:
-    with pytest.raises(InputError, match="the target has no fp8; choose another dtype"):
-        make_problem(Defaults.of("fp8", fp8_encoding="none"), 1, 1, 1)
 
 
 SIZE = "M: 16, N: 16, K: 16"

@@ -159,14 +159,11 @@ def test_a_row_that_can_not_be_read_costs_itself(row: str, fault: str) -> None:
     assert found.fault.startswith(fault) and found.value is None and found.line == 2
 
 
-def test_a_row_in_block_style_costs_itself_too() -> None:
+def test_a_row_in_block_style_costs_itself_too_and_a_note_of_digits_is_text() -> None:
     text = "-\n  M: 1\n  M: 2\n  N: [1, {a: 1, a: 2}]\n-\n  M: 3\n"
     first, second = values.read_rows(text)
     assert first.fault == "has M twice; keep one of them" and second.value == {"M": "3"} and second.line == 6
-
-
-def test_a_note_of_thousands_of_digits_is_text() -> None:
-    """Python makes no number of it."""
+    # Python makes no number of it.
     line = results_format().write([]).strip() + "\n- {M: 1, N: 1, K: 1, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, "
     line += f"BLOCK_SIZE_K: 16, target: sm90, time(us): 1.0, notes: {{x9: {'9' * 5000}, x8: .inf}}}}\n"
     (row,) = results_format().read(HERE, line, Defaults())

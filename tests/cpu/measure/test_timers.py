@@ -37,7 +37,7 @@ def clock(request: pytest.FixtureRequest, profilers: Path, tmp_path: Path, monke
 
 
 @needs_cc
-def test_a_launch_takes_as_long_as_its_kernel(clock: Profiled) -> None:
+def test_a_launch_takes_as_long_as_its_kernels_and_what_overlaps_counts_once(clock: Profiled) -> None:
     timer, gpu = clock.clock, clock.gpu
     graph = PlayedGraph(gpu, [("gemm", 100 + 10 * i, 50) for i in range(4)])
     assert timer.time(graph, 4, "gemm") == pytest.approx(115e-9), "gaps are not in it"
@@ -46,21 +46,11 @@ def test_a_launch_takes_as_long_as_its_kernel(clock: Profiled) -> None:
     graph.nodes[0] = ("gemm", 500, 50)
     assert timer.time(graph, 4, "gemm") == pytest.approx(215e-9)
     assert graph.replays == 4, "each time is led in"
-
-
-@needs_cc
-def test_a_librarys_operation_may_be_several_kernels(clock: Profiled) -> None:
-    timer, gpu = clock.clock, clock.gpu
     graph = PlayedGraph(gpu, [("split", 300, 50), ("reduce", 100, 50)] * 3)
     assert timer.time(graph, 3) == timer.time(graph, 3) == pytest.approx(400e-9)
     graph.nodes[-1] = ("other", 100, 50)
     with pytest.raises(TraceError, match="launch 5 was reduce, its record says other"):
         timer.time(graph, 3)
-
-
-@needs_cc
-def test_launches_that_overlap_count_what_they_share_once(clock: Profiled) -> None:
-    timer, gpu = clock.clock, clock.gpu
     graph = PlayedGraph(gpu, [("gemm", 200, -50)] * 4)
     assert timer.time(graph, 4, "gemm") == pytest.approx((200 + 3 * 150) / 4 * 1e-9)
 

@@ -69,14 +69,11 @@ def test_every_template_applies_the_scales(interpreted: Interpreted, problem: Pr
     interpreted.check(problem, CONFIGS, SM90)
 
 
-def test_the_search_space_has_configs_of_both_kinds() -> None:
+def test_the_search_space_has_configs_of_both_kinds_and_the_winner_takes_the_scales() -> None:
     for problem, target in ((FP8, GFX942), (INT8, GFX942), (INT8, GFX950), (replace(INT8, m=2), SM90)):
         kept = prune.prune(space(problem, target), problem, target).kept
         found = {c.template for c in kept}
         assert "tile" in found and ("ws_tma" in found) == (target is SM90)
-
-
-def test_the_winner_takes_the_scales() -> None:
     text = render.winner(replace(FP8, bias="none"), SPLIT, GFX942, "")
     assert "def matmul(a, b, scale_a, scale_b):" in text
     assert "a, b, c, scale_a, scale_b, partial, counters, M, N, K," in text

@@ -143,13 +143,10 @@ def test_there_are_candidates(arch: str, m: int) -> None:
     assert all(TRITON.check(c, problem, target) for c in ranked[:: len(ranked) // 20 + 1])
 
 
-def test_half_the_bytes_take_less_time() -> None:
+def test_half_the_bytes_take_less_time_and_what_is_refused() -> None:
     config = Config("tile", 16, 128, 256)
     fp8, fp4 = (model.predict(config, of(d, "mx", 16, 8192, 8192), GFX950).seconds for d in (E4M3, FP4))
     assert fp4 < 0.9 * fp8
-
-
-def test_what_is_refused() -> None:
     with pytest.raises(InputError, match=r"'mx' .* it has block, block_rows"):
         of("fp8e4m3fnuz", "mx")
     with pytest.raises(InputError, match="'mx'"):

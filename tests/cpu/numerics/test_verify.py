@@ -118,6 +118,9 @@ def test_nan_and_infinity_are_wrong() -> None:
     assert verified(problem, lambda c: c.view(-1)[:1].fill_(math.nan)).error == math.inf
     found = verified(problem, lambda c: c.view(-1)[:1].fill_(math.inf))
     assert not found.ok and found.error > 1e3
+    assert VerifyResult(0.0, 0.0).ok
+    assert not VerifyResult(math.inf, 0.1).ok
+    assert not VerifyResult(math.nan, 0.1).ok
 
 
 def test_a_second_run_that_differs() -> None:
@@ -155,12 +158,6 @@ def test_a_library_may_round_partial_sums_to_the_type_of_c() -> None:
     assert not rounded.ok and not library_fault(problem, rounded)
     short = compare(problem, DENSE, (a[:, 64:] @ b[64:]).bfloat16(), exact)
     assert library_fault(problem, short) == short.reason != ""
-
-
-def test_decisions() -> None:
-    assert VerifyResult(0.0, 0.0).ok
-    assert not VerifyResult(math.inf, 0.1).ok
-    assert not VerifyResult(math.nan, 0.1).ok
 
 
 @each("row_major_a", [True, False])

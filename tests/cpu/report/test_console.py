@@ -86,8 +86,13 @@ def test_both_powers_are_stated(capsys: Capsys) -> None:
     assert "1 of these sizes raced at sustained power, where it is 1.100; the same kernels after rests: 1.200" in said
 
 
-def test_one_backend_alone_needs_no_table_of_its_own() -> None:
+def test_an_entry_that_left_a_race_early_is_compared_at_equal_heat() -> None:
     assert table([row_of(SIZE, OURS, 9.0, 12.0)], {SIZE: [final(OURS, 9.0)]}) == []
+    # The first rounds ran on a hot GPU: there the algorithm took 1.1 of the kernel's time, not 1.3 of its median.
+    kernel = Trial(OURS, "ok", samples=(12e-6, 12e-6, 10e-6, 10e-6, 10e-6), stage="final")
+    algorithm = Trial(ALGORITHM, "ok", samples=(13.2e-6, 13.2e-6), stage="final")
+    found = table([row_of(SIZE, OURS, 10.0, 12.0)], {SIZE: [algorithm, kernel]})
+    assert found[2][1:5] == ["12.00", "11.00", "10.00", "10.0%"]
 
 
 def printed(records: list[Record], width: int, compare: bool) -> list[str]:
@@ -118,14 +123,6 @@ def test_a_long_size_is_complete(compare: bool) -> None:
     lines = printed([row_of(size, config, 1234.5, 1234.5)], 120, compare)
     assert any(line.startswith(f"{size.key} ") for line in lines) and max(map(len, lines)) <= 120
     assert lines[-1].endswith("+3")
-
-
-def test_an_entry_that_left_a_race_early_is_compared_at_equal_heat() -> None:
-    """The first rounds ran on a hot GPU: there the algorithm took 1.1 of the kernel's time, not 1.3 of its median."""
-    kernel = Trial(OURS, "ok", samples=(12e-6, 12e-6, 10e-6, 10e-6, 10e-6), stage="final")
-    algorithm = Trial(ALGORITHM, "ok", samples=(13.2e-6, 13.2e-6), stage="final")
-    found = table([row_of(SIZE, OURS, 10.0, 12.0)], {SIZE: [algorithm, kernel]})
-    assert found[2][1:5] == ["12.00", "11.00", "10.00", "10.0%"]
 
 
 def test_two_clocks_have_a_column() -> None:

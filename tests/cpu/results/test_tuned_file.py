@@ -30,7 +30,7 @@ def opened(path: Path) -> TunedFile:
     return written
 
 
-def test_a_name_or_what_is_there_says_whose_file_it_is(tmp_path: Path) -> None:
+def test_a_name_a_word_or_what_is_there_says_whose_file_it_is(tmp_path: Path) -> None:
     assert opened(tmp_path / "bf16_tuned_gemm.csv").results == tmp_path / "bf16_tuned_gemm.yaml"
     (tmp_path / "mine.csv").write_text(HEADER + "\n")
     assert opened(tmp_path / "mine.csv").results == tmp_path / "mine.yaml"
@@ -40,6 +40,11 @@ def test_a_name_or_what_is_there_says_whose_file_it_is(tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="is not text"):
         TunedFile.find(tmp_path / "bytes.csv")
+    (tmp_path / "mine.dat").write_text(HEADER + "\n")
+    for name, word in (("bf16_tuned_gemm.csv", ""), ("mine.dat", ""), ("x.dat", "aiter"), ("y.yaml", "")):
+        assert isinstance(tuned_file.output_format(tmp_path / name, word), WritableFormat)
+    with pytest.raises(InputError, match="name one by --to: aiter, "):
+        tuned_file.output_format(tmp_path / "x.dat")
 
 
 def test_the_best_finalist_that_aiter_has_is_written_with_its_own_time(tmp_path: Path) -> None:
@@ -87,14 +92,6 @@ def test_a_place_is_checked_before_hours_are_spent(tmp_path: Path) -> None:
         opened(tmp_path / "bf16_tuned_gemm.csv").check()
 
 
-def test_a_format_is_found_by_name_contents_or_word(tmp_path: Path) -> None:
-    (tmp_path / "mine.dat").write_text(HEADER + "\n")
-    for name, word in (("bf16_tuned_gemm.csv", ""), ("mine.dat", ""), ("x.dat", "aiter"), ("y.yaml", "")):
-        assert isinstance(tuned_file.output_format(tmp_path / name, word), WritableFormat)
-    with pytest.raises(InputError, match="name one by --to: aiter, "):
-        tuned_file.output_format(tmp_path / "x.dat")
-
-
 VLLM, SGLANG = (registry.get(ServerFormat, name) for name in ("vllm_dense_json", "sglang_dense_json"))
 NAME = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
 TOOLS = {"triton": "3.6.0", "torch": "2.13.0", "device": "NVIDIA H200"}
@@ -103,15 +100,12 @@ SIZES = [row.problem for row in VLLM.list_sizes(6144, 4096, BLOCKS)]
 TODAY = Config("tile", 64, 128, 128, 32, num_warps=4, num_stages=2)  # what vLLM runs without a table
 
 
-def test_the_sizes_are_those_that_the_server_looks_up() -> None:
+def test_sizes_and_configs_are_those_that_the_server_looks_up_and_its_kernel_takes() -> None:
     assert [p.m for p in SIZES[:3]] == [1, 2, 4] and {p.layout for p in SIZES} == {"TN"}
     channels = SGLANG.list_sizes(6144, 4096, Defaults.of("fp8", family="a8w8"))
     assert 33 in [row.problem.m for row in channels] and channels[0].problem.family == "a8w8"
     with pytest.raises(InputError, match=r"vLLM has no tables of family a8w8 of fp8; choose --family: a8w8_blockscale"):
         VLLM.list_sizes(6144, 4096, Defaults(family="a8w8"))
-
-
-def test_what_the_servers_kernel_takes() -> None:
     limits = VLLM.limits("a8w8_blockscale", load_target("sm90"))
     assert (limits.most_splits, limits.templates, limits.first) == (1, ("tile",), (TODAY,))
     assert dict(limits.axes) == {"block_k": (16, 32, 64, 128)}

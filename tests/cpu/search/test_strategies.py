@@ -219,14 +219,11 @@ def test_a_single_config_is_tried_once(name: str, seconds: float | None, hopper:
         assert flat(play(name, single, lambda _: seconds)) == [config]
 
 
-def test_guided_finds_the_best_without_help_of_the_model(hopper: Case) -> None:
+def test_guided_finds_the_best_without_help_of_the_model_and_on_another_vendor(hopper: Case) -> None:
     blind = hopper.without_model()
     tried = flat(play("guided", blind, separable))
     assert len(tried) <= 0.05 * len(blind.order)
     assert min(map(separable, tried)) <= 1.03 * min(map(separable, blind.order))
-
-
-def test_guided_on_another_vendor() -> None:
     amd = case(Problem(64, 1280, 8192, *matrices(layout="TN")), "gfx90a")
     costs = interacting(amd, all_pairs(amd.order), 7)
     tried = flat(play("guided", amd, costs.__getitem__))

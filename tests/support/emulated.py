@@ -13,13 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch
-from tritongemm.core.problem import Problem
-from tritongemm.core.target import Target
+from tests.support.nouns import Config, KernelBackend, Launch, Problem, Target, registry
 from tritongemm.export import launch_plans
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
 
 
 @dataclass(frozen=True)

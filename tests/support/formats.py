@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
+from tests.support.nouns import Defaults, Format, FormatRow, Record, registry
 from tritongemm import formats
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults, FormatRow
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
 
 
 def read_text(text: str, path: Path = Path("rows.yaml"), defaults: Defaults | None = None) -> list[FormatRow]:

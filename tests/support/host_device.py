@@ -11,13 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tritongemm.core.errors import DriverError
-from tritongemm.core.launch import Buffer, Launch, Param
-from tritongemm.core.problem import Problem
+from tests.support.nouns import Buffer, DriverError, Launch, Param, Patch, Problem
 from tritongemm.hip_ext.driver import driver
 
 LIBRARY_SECONDS = 4e-6
@@ -38,7 +35,7 @@ class OnHost(TorchFunctionMode):  # type: ignore[misc]
 
 
 @contextmanager
-def gpu_on_host(patch: pytest.MonkeyPatch) -> Iterator[Device]:
+def gpu_on_host(patch: Patch) -> Iterator[Device]:
     """A stand-in for the device, in place of every way to a GPU in this process."""
     made = Device()
     patch.setattr(driver, "open_driver", lambda vendor: SimpleNamespace(device=lambda index: made))

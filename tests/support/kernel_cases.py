@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from tritongemm.core.config import Config
-from tritongemm.search_spaces import loader as target_files
+from tests.support.nouns import Config, load_target
 
-GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
+GFX942, SM90 = load_target("gfx942"), load_target("sm90")
 PLAIN = Config("tile", 16, 16, 16, num_warps=1)
 SPLIT = Config("tile", 16, 32, 16, 4, 3, options=(("xcds", 8),))
 POLLED = Config("tile", 16, 32, 16, split_k=3, options=(("poll", 1),))

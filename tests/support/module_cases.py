@@ -17,11 +17,7 @@ from tests.support.kernel_cases import (
     TMA,
     WS_FRAGMENTS,
 )
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tests.support.nouns import Config, Family, Groups, Problem, matrices, registry
 
 
 class ModuleCase(NamedTuple):

@@ -47,11 +47,12 @@ from tritongemm.plugins.contracts import (
 from tritongemm.search_spaces import loader
 from tritongemm.search_spaces.loader import load_target
 
+Caplog: TypeAlias = pytest.LogCaptureFixture
 Capsys: TypeAlias = pytest.CaptureFixture[str]
 Patch: TypeAlias = pytest.MonkeyPatch
 
 __all__ = [
-    "BASELINE_ENTRY", "SUPPORTED", "Artifact", "Backend", "Buffer", "Capsys", "CompileJob", "Config",
+    "BASELINE_ENTRY", "SUPPORTED", "Artifact", "Backend", "Buffer", "Caplog", "Capsys", "CompileJob", "Config",
     "DamagedFileWarning", "Defaults", "DriverError", "Evaluator", "Family", "Format", "FormatRow", "Groups",
     "InputError", "KernelBackend", "Launch", "LibraryBackend", "Machine", "MeasureProtocol", "Operand", "Operands",
     "OutputError", "Param", "Patch", "Problem", "RaceResult", "Record", "RemarkWarning", "SearchLimits",

@@ -12,9 +12,8 @@ from torch.nn import functional
 from tests.cpu.operations import test_four_bit_weights as bits
 from tests.cpu.operations.test_four_bit_weights import GROUP, GROUPS, HALF, K, N, filled
 from tests.support.linear_layers import problem, record
+from tests.support.nouns import Groups, Record
 from tests.support.products import FP4, FP8, product
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.record import Record
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.operations.linear_w4 import dequantize
 

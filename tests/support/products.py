@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
+from tests.support.nouns import Family, Problem, matrices, registry
 
 FP8, FP4 = "fp8e4m3fn", "fp4e2m1"
 LAYOUTS = ("layout", "order", "shared")

@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import Artifact, CompileJob, KernelBackend, Problem, TritonGemmError, registry
 from tests.support.stores import take
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.problem import Problem
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.system import settings

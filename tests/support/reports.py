@@ -4,11 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from tests.support.nouns import Problem, Record, Trial, matrices, results_format
 from tests.support.stores import CONFIG, TOOLS
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
-from tritongemm.formats import results_format
 from tritongemm.results.store import Store
 
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1><b>%{x}"

@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.nouns import Target, load_target
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.expert_kernels import Chosen
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.scaling import MX_MODES, powers_of
-from tritongemm.core.target import Target
 from tritongemm.operations import mixture_steps
 from tritongemm.operations import quantisation as quantization
 from tritongemm.operations.factors import spread
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.search_spaces import loader
 from tritongemm.serving.mixtures import MoeKernels
 
 K = 330  # no multiple of a block, nor of what a thread loads at once
@@ -149,7 +148,7 @@ def open_device(emulator: str, checkout: str, arch: str) -> Any:
 def main() -> int:
     emulator, checkout, arch, cache = sys.argv[1:]
     torch.manual_seed(0)
-    target = loader.load_target(arch)
+    target = load_target(arch)
     gpu = Emulated(open_device(emulator, checkout, arch), target, ArtifactCache(Path(cache)))
     # The emulator does not know gfx950's conversion to OCP's fp8.
     fp8 = [torch.float8_e4m3fnuz] if target.fp8 == "fnuz" else []

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.support.kernel_cases import MX_GROUPED, SM90
 from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
+from tests.support.nouns import Family, Operand, registry
 from tritongemm.codegen import modules
-from tritongemm.core.problem import Operand
 from tritongemm.core.scaling import powers_of
 from tritongemm.measure.guarded_operands import guarded
 from tritongemm.measure.interpreting import mend_interpreter
@@ -25,8 +25,6 @@ from tritongemm.operations.contract import Reading
 from tritongemm.operations.factors import spread
 from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.operations.scaled import numbers
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import mixtures
 from tritongemm.serving.mixtures import MoeKernels
 

@@ -7,13 +7,8 @@ import sys
 
 import triton.backends
 
-from tritongemm.core.config import Config
-from tritongemm.core.errors import UnavailableError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
+from tests.support.nouns import Config, Family, Groups, LibraryBackend, Problem, UnavailableError, matrices, registry
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, LibraryBackend
 
 FAMILY = registry.get(Family, "a8w8_blockscale")
 SIZES = ((1, (33, 200, 384)), (1, (5, 136, 200)), (4, (37, 192, 256)), (16, (3, 256, 136)))

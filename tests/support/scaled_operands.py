@@ -2,11 +2,8 @@
 
 import torch
 
-from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem, matrices
+from tests.support.nouns import Family, Operands, Problem, matrices, registry
 from tritongemm.core.scaling import Scaling
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 
 TENSOR, ROW = Scaling(rows=0), Scaling()
 VECTOR, GROUPS, SQUARE = Scaling(depth=128), Scaling(depth=128, layout="groups"), Scaling(rows=128, depth=128)

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.support.linear_layers import StandInKernel, attach_device
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
+from tests.support.nouns import Patch, Problem, Record
 from tritongemm.serving.dispatcher import Dispatcher
 
 
@@ -45,7 +43,7 @@ class ServedCalls:
 
 @contextmanager
 def gpu_that_serves(
-    monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher, records: list[Record]
+    monkeypatch: Patch, dispatcher: Dispatcher, records: list[Record]
 ) -> Iterator[tuple[ServedCalls, Callable[..., Tensor]]]:
     """(the calls that kernels serve, a function that makes tensors on the GPU) while records are loaded."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

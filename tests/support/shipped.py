@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from scripts.tables import packing
 from scripts.tables.products import Product
 from tests.support.formats import write_text
 from tests.support.linear_layers import TILE, problem, record
-from tritongemm.core.config import Config
-from tritongemm.core.record import Record
+from tests.support.nouns import Config, Patch, Record
 from tritongemm.serving import shipped_tables
 
 OTHER = Config("tile", 32, 32, 64, num_warps=4, num_stages=3)
@@ -35,9 +32,7 @@ def rows(device: str) -> list[Record]:
     ]
 
 
-def ship(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: Sequence[tuple[str, int]] = GPUS, most: int = 7
-) -> list[str]:
+def ship(folder: Path, monkeypatch: Patch, gpus: Sequence[tuple[str, int]] = GPUS, most: int = 7) -> list[str]:
     """Put tables of GPUs, of their first rows, in the place of the package's; return what packing them says."""
     monkeypatch.setattr(shipped_tables, "FOLDER", folder / "shipped")
     said = []

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import Config, Problem, Record, load_target
 from tests.support.stores import TOOLS, record, take
 from tritongemm.campaigns import driver
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.device_load import CountedEvaluator
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.results.store import Store
-from tritongemm.search_spaces import loader as target_files
 
-TARGET = target_files.load_target("gfx942")
+TARGET = load_target("gfx942")
 
 
 class Run:

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults
+from tests.support.nouns import Config, Defaults, Problem, Record, Trial
 from tritongemm.results import journal
 from tritongemm.results.store import Store
 from tritongemm.workloads import sizes

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.nouns import Family, Operands, Problem, registry
 from tests.support.operation_calls import Call
-from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 
 SHUFFLED = "e8m0_32x8"
 

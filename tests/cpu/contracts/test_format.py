@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import DATA
+from tests.support.nouns import Defaults, Format, InputError, registry, results_format
 from tests.support.plugins import each_with_toy
 from tests.support.stores import ONE, TWO, record
-from tritongemm.core.errors import InputError
-from tritongemm.formats import Defaults, results_format, why_unrecognised
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format, ResultsFormat
+from tritongemm.formats import why_unrecognised
+from tritongemm.plugins.contracts import ResultsFormat
 
 TOY = "format_toy"
 NAMES = [*registry.names(Format), TOY]

@@ -17,10 +17,9 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
+from tests.support.nouns import Patch, Support, registry
 from tests.support.plugins import dropped
 from tritongemm.core.served_call import CallSignature, Resolution
-from tritongemm.core.support import Support
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
@@ -45,7 +44,7 @@ CALLS = {
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def example(tmp_path: Path, monkeypatch: Patch) -> Iterator[None]:
     """Puts the documentation's toy beside the sources that are there, as a user would."""
     with dropped(KernelSource, TOY, tmp_path, monkeypatch):
         yield
@@ -59,7 +58,7 @@ def source(example: None, request: pytest.FixtureRequest) -> KernelSource:
 
 
 @pytest.fixture
-def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_capture(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
@@ -105,7 +104,7 @@ class Untouchable(TorchKernels):
 @every_source
 @pytest.mark.parametrize("call", CALLS)
 def test_a_capture_loads_nothing_and_its_answer_does_not_last(
-    source: KernelSource, call: str, monkeypatch: pytest.MonkeyPatch
+    source: KernelSource, call: str, monkeypatch: Patch
 ) -> None:
     """But that of a kernel that was loaded before."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -134,7 +133,7 @@ def test_the_last_one_serves_every_call(no_capture: None) -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+def gpu(monkeypatch: Patch) -> Dispatcher:
     """The dispatcher of `mm` that takes the CPU for a GPU."""
     dispatcher = Dispatcher()
     dispatcher._devices[-1] = attach_device(dispatcher)  # what a tensor on the CPU says that its device is

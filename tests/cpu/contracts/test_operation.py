@@ -10,12 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
 from tests.support.linear_layers import ComputingKernel, attach_device, problem, record, run_on_cpu
+from tests.support.nouns import Defaults, InputError, Patch, Support, each
 from tests.support.operation_calls import PLAIN, SCALED, Call, Rows
 from tests.support.plugins import dropped
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.support import Support
 from tritongemm.operations import contract
 from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.serving.dispatcher import Dispatcher
@@ -98,7 +95,7 @@ def test_what_is_no_call_is_refused() -> None:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductOperation]:
+def toy(tmp_path: Path, monkeypatch: Patch) -> Iterator[ProductOperation]:
     with dropped(Operation, "gram", tmp_path, monkeypatch):
         operation, _ = contract.bind("gram", [torch.ones(1, 1)], {})
         assert isinstance(operation, ProductOperation)
@@ -106,7 +103,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProductOper
 
 
 def test_an_added_file_is_called_compiled_captured_and_explained(
-    toy: ProductOperation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: ProductOperation, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     x = torch.randn(6, 20)
     torch.testing.assert_close(tritongemm.gram(x), x @ x.T)

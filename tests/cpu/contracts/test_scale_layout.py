@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from tests.support.nouns import Family, each, registry
 from tests.support.plugins import each_with_toy
-from tests.support.tables import each
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, ScaleLayout
+from tritongemm.plugins.contracts import ScaleLayout
 
 TOY = "scale_layout_toy"
 

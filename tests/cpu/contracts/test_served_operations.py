@@ -12,21 +12,15 @@ from torch import Tensor
 import tritongemm
 from tests.support.kernel_cases import SM90
 from tests.support.linear_layers import HostKernel, StandInKernel, attach_device, record, run_on_cpu
+from tests.support.nouns import Config, DriverError, Family, Groups, Patch, Problem, each, matrices, registry
 from tests.support.operation_calls import Call
-from tests.support.tables import each
 from tests.support.tuned_calls import make_call
-from tritongemm.core.config import Config
-from tritongemm.core.errors import DriverError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, granularity
 from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.numerics import verify
 from tritongemm.operations import contract
 from tritongemm.operations.contract import ProductOperation
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -95,7 +89,7 @@ class Broken(StandInKernel):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+def gpu(monkeypatch: Patch) -> Dispatcher:
     """The dispatcher of a process whose tensors are on a GPU, an sm90, which is the CPU."""
     run_on_cpu(monkeypatch)
     for name, value in (
@@ -197,7 +191,7 @@ def test_another_m_has_the_next_row_where_pytorch_is_slow(gpu: Dispatcher, of: P
 @every_kind
 @pytest.mark.parametrize("changes", [{}, {"winner": "torch"}, {"timer": "model"}, {"target": "gfx942"}])
 def test_what_serves_is_explained_and_logged_once(
-    gpu: Dispatcher, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, of: Problem, changes: Any
+    gpu: Dispatcher, caplog: pytest.LogCaptureFixture, monkeypatch: Patch, of: Problem, changes: Any
 ) -> None:
     of = even(of)
     monkeypatch.setenv("TRITONGEMM_LOG", "config")
@@ -228,9 +222,7 @@ def test_a_kernel_that_cannot_be_prepared_leaves_other_m_to_pytorch(gpu: Dispatc
 
 
 @every_kind
-def test_an_address_that_kernels_do_not_take_is_pytorchs(
-    gpu: Dispatcher, monkeypatch: pytest.MonkeyPatch, of: Problem
-) -> None:
+def test_an_address_that_kernels_do_not_take_is_pytorchs(gpu: Dispatcher, monkeypatch: Patch, of: Problem) -> None:
     call, _, exact = make_call(of)
     kernel = HostKernel(torch.zeros_like(exact, dtype=torch.bfloat16))
     hold(gpu, of, kernel)
@@ -246,7 +238,7 @@ def test_an_address_that_kernels_do_not_take_is_pytorchs(
 
 
 @every_kind
-def test_a_capture_loads_nothing(gpu: Dispatcher, monkeypatch: pytest.MonkeyPatch, of: Problem) -> None:
+def test_a_capture_loads_nothing(gpu: Dispatcher, monkeypatch: Patch, of: Problem) -> None:
     call, _, _ = make_call(of)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert said(call).startswith("fallback: not loaded on this device before a graph is captured")

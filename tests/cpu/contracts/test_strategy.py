@@ -5,21 +5,17 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.nouns import Config, Problem, Trial, each, load_target, matrices
 from tests.support.plugins import each_with_toy
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.space import Space
-from tritongemm.core.trial import Trial
 from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 
 TOY = "strategy_toy"
-GFX942 = target_files.load_target("gfx942")
+GFX942 = load_target("gfx942")
 SIZE = Problem(256, 512, 2048, *matrices(layout="TN"))
 Outcome = Callable[[Config], Trial]
 

@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 
 from tests.support import host_device
+from tests.support.nouns import Config, InputError, Patch, Problem, Support, load_target, registry
 from tests.support.plugins import dropped, each_with_toy
 from tests.support.timers import PROFILERS, STREAM, PlayedGraph, profiled
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem
-from tritongemm.core.support import Support
 from tritongemm.core.trial import PREDICTED
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, ExternalRaceJob, ExternalTimer, Timer
-from tritongemm.search_spaces import loader as target_files
 
 TOY = "timer_toy"
 NAMES = [*registry.names(Timer), TOY]
@@ -55,7 +50,7 @@ timer = each_with_toy(Timer, TOY)
 
 
 @pytest.fixture
-def bench(timer: Timer, profilers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedGraphs]:
+def bench(timer: Timer, profilers: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[TimedGraphs]:
     """The timer's clock on what stands in for its device."""
     stand_ins = [kind for kind, (name, *_) in PROFILERS.items() if name == timer.name]
     with ExitStack() as stack:
@@ -77,7 +72,7 @@ def test_it_is_described(timer: Timer) -> None:
     assert timer.name in NAMES and timer.kind == "timer"
 
 
-def test_labels_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_distinguished(tmp_path: Path, monkeypatch: Patch) -> None:
     with dropped(Timer, TOY, tmp_path, monkeypatch):
         labels = [t.label for t in registry.every(Timer)]
     assert len(labels) == len(set(labels)) == len(NAMES)
@@ -118,7 +113,7 @@ def test_an_external_race_refuses_what_it_can_not_run(timer: Timer) -> None:
         timer.clock(None, 0)
     support = timer.races("torch")
     assert not support and "torch" in support.reason
-    target, problem = target_files.load_target("gfx942"), Problem(16, 16, 16)
+    target, problem = load_target("gfx942"), Problem(16, 16, 16)
     config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
     job = ExternalRaceJob(problem, target, (config,), "", 0, rotating_mb=1, warmup=1, iters=1, timeout_s=1.0)
     with pytest.raises(InputError, match="torch"):

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, stand_in_device
+from tests.support.nouns import InputError, Patch, each
 from tests.support.operation_calls import CALLS, PLAIN, SCALED, B, Call, K, N, Rows, parts
 from tests.support.served_region import Graphs
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
 from tritongemm.operations import contract, scaled
 from tritongemm.serving.launching import OperandCall
 
@@ -298,7 +297,7 @@ def test_what_can_not_be_mapped_is_named(name: str, place: int, operand: str) ->
         torch.func.vmap(call, dims)(*given)
 
 
-def test_tensors_without_an_address_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_without_an_address_are_pytorchs(monkeypatch: Patch) -> None:
     """A shape that a kernel serves may come again inside of a transform, whose tensors have no memory of their own."""
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     _, w, of_a, of_w = call_of("scaled_mm columns").tensors

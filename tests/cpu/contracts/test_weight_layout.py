@@ -5,17 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.nouns import Family, Groups, Problem, WeightLayout, load_target, matrices, registry
 from tests.support.plugins import each_with_toy
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import PLAIN, Problem, matrices
+from tritongemm.core.problem import PLAIN
 from tritongemm.numerics.computable_families import in_fastest_order
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, WeightLayout
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 
 TOY = "weight_layout_toy"
-GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
+GFX942, SM90 = load_target("gfx942"), load_target("sm90")
 DTYPES = (torch.int8, torch.uint8, torch.bfloat16, torch.float8_e4m3fnuz, torch.float32)
 
 

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.nouns import Family, InputError, each, registry
 from tests.support.products import product
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
 from tritongemm.integrations import aiter, aiter_scaled
 from tritongemm.integrations.aiter import fused_moe, tgemm
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, ScaleLayout
+from tritongemm.plugins.contracts import ScaleLayout
 
 FP8, INT8, M, N, K = torch.float8_e4m3fn, torch.int8, 5, 256, 384
 X, W, BIAS = torch.randn(M, K), torch.randn(N, K), torch.randn(N)

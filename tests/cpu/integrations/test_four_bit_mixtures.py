@@ -19,10 +19,10 @@ from tests.support.fakes.servers import (
     install_vllm_mixtures,
 )
 from tests.support.linear_layers import name_table, record
+from tests.support.nouns import Groups, Patch
 from tests.support.patched_layers import CHOSEN as TOPK
 from tests.support.patched_layers import EXPERTS, MXFP4, mlp_of_mxfp4, rows_of_mxfp4
 from tests.support.products import product
-from tritongemm.core.group_rows import Groups
 from tritongemm.integrations import int4_layers, loaded_model, sglang, vllm, vllm_w4_experts
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
@@ -55,7 +55,7 @@ def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
 
 @pytest.mark.parametrize("monolithic", [False, True])
 def test_mixtures_with_rows_are_served(
-    tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, monolithic: bool
+    tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch, monolithic: bool
 ) -> None:
     def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:
         if operands.x.shape[0] != len(TOKENS):
@@ -146,7 +146,7 @@ def experts_of_int4(name: str) -> tuple[Any, Tensor]:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> list[MixtureOperands]:
+def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> list[MixtureOperands]:
     """The mixtures that are served, in a process with a table of int4."""
     found = []
 
@@ -166,9 +166,7 @@ def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", list(CLASSES)[:3])
-def test_vllms_experts_of_int4_are_served(
-    name: str, asked: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllms_experts_of_int4_are_served(name: str, asked: list[MixtureOperands], monkeypatch: Patch) -> None:
     install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
     modular = install_vllm_mixtures(monkeypatch)
     vllm.register()
@@ -201,9 +199,7 @@ class Dispatched(NamedTuple):
 
 
 @pytest.mark.parametrize("name", list(CLASSES)[3:])
-def test_sglangs_experts_of_int4_are_served(
-    name: str, asked: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglangs_experts_of_int4_are_served(name: str, asked: list[MixtureOperands], monkeypatch: Patch) -> None:
     hooks, *_ = install_sglang(monkeypatch)
     scheme = install_sglang_experts(monkeypatch)[name](**CLASSES[name][0])
     sglang.register()

@@ -17,10 +17,8 @@ from tests.support.fakes.servers import (
     install_vllm_mixtures,
 )
 from tests.support.linear_layers import StandInKernel, name_table, record, run_on_cpu, stand_in_kernels
+from tests.support.nouns import Caplog, Config, Patch, Problem, Record
 from tests.support.products import product
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.integrations import process, sglang, vllm
 from tritongemm.serving import server_calls
 from tritongemm.serving.device_kernels import DeviceKernels
@@ -35,20 +33,20 @@ def problem() -> Problem:
     return product("a8w8_blockscale", M, N, K, "fp8e4m3fn")
 
 
-def write_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
+def write_table(tmp_path: Any, monkeypatch: Patch, **facts: Any) -> None:
     """Name a table of one weight with scales."""
     name_table(tmp_path, monkeypatch, record(problem(), **facts))
 
 
 @pytest.fixture
-def table(tmp_path: Any, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+def table(tmp_path: Any, unloaded: Dispatcher, monkeypatch: Patch) -> Dispatcher:
     """A process whose table has one weight with scales."""
     write_table(tmp_path, monkeypatch)
     return unloaded
 
 
 @pytest.fixture
-def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockOperands]]:
+def tuned(monkeypatch: Patch) -> Iterator[list[BlockOperands]]:
     """Operands of the calls that a tuned kernel serves: those of M rows, on any device."""
     calls: list[BlockOperands] = []
 
@@ -70,7 +68,7 @@ def operands(rows: int, n: int = N, quantised: bool = True) -> tuple[Tensor, Ten
 
 
 @pytest.fixture
-def kinds(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Any:
+def kinds(table: Dispatcher, monkeypatch: Patch) -> Any:
     """vLLM's kernels of blocks, served by the table."""
     install_vllm(monkeypatch)
     found = install_vllm_blocks(monkeypatch)
@@ -80,7 +78,7 @@ def kinds(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def sglangs(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def sglangs(table: Dispatcher, monkeypatch: Patch) -> tuple[Any, Any]:
     """(SGLang's classes, served by the table, its batch-invariant mode)"""
     hooks, places, mode = install_sglang(monkeypatch)
     for _ in range(2):
@@ -90,7 +88,7 @@ def sglangs(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, An
 
 
 def test_vllms_kernels_compute_what_no_row_holds_for(
-    kinds: Any, tuned: Iterator[list[BlockOperands]], caplog: pytest.LogCaptureFixture
+    kinds: Any, tuned: Iterator[list[BlockOperands]], caplog: Caplog
 ) -> None:
     calls = next(tuned)
     for kind, quantised in zip(kinds, (True, False), strict=True):
@@ -121,8 +119,8 @@ def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_n
     unloaded: Dispatcher,
     tuned: Iterator[list[BlockOperands]],
     tmp_path: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: Patch,
+    caplog: Caplog,
     order: str,
 ) -> None:
     write_table(tmp_path, monkeypatch, order=order, row_bits="aa" if order else "")
@@ -161,7 +159,7 @@ def test_parameters_of_a_servers_class_reach_tuned_kernels_as_plain_tensors(
 
 
 def test_a_capture_sees_compiled_layers(
-    unloaded: Dispatcher, tuned: Iterator[list[BlockOperands]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    unloaded: Dispatcher, tuned: Iterator[list[BlockOperands]], tmp_path: Any, monkeypatch: Patch
 ) -> None:
     """Without a table; what torch.compile traces reads no environment."""
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
@@ -201,9 +199,7 @@ def test_vllms_layers_with_a_factor_per_row(kinds: Any, tuned: Iterator[list[Blo
     assert bool((layer(rows[M], 128) == 4).all()) and len(calls) == 2
 
 
-def test_another_vllm_keeps_its_own_kernels(
-    table: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_vllm_keeps_its_own_kernels(table: Dispatcher, monkeypatch: Patch, caplog: Caplog) -> None:
     install_vllm(monkeypatch)
     for kind in install_vllm_blocks(monkeypatch):
         del kind.apply_block_scaled_mm
@@ -212,7 +208,7 @@ def test_another_vllm_keeps_its_own_kernels(
     assert "tuned kernels serve no fp8 layer" in caplog.text
 
 
-def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch: Patch) -> None:
     install_vllm(monkeypatch)
     kinds = install_vllm_blocks(monkeypatch)
     before = [kind.apply_block_scaled_mm for kind in kinds]
@@ -221,7 +217,7 @@ def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch
 
 
 def test_sglangs_method_computes_what_no_row_holds_for(
-    sglangs: tuple[Any, Any], tuned: Iterator[list[BlockOperands]], caplog: pytest.LogCaptureFixture
+    sglangs: tuple[Any, Any], tuned: Iterator[list[BlockOperands]], caplog: Caplog
 ) -> None:
     places, mode = sglangs
     calls, method = next(tuned), places.Fp8LinearMethod
@@ -280,7 +276,7 @@ def test_weights_in_blocks_are_known(table: Dispatcher) -> None:
 
 
 @pytest.mark.servers
-def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_servers(table: Dispatcher, monkeypatch: Patch) -> None:
     linear = pytest.importorskip("vllm.model_executor.kernels.linear", exc_type=ImportError)
     from tritongemm.integrations import vllm_fp8
 
@@ -299,7 +295,7 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) ->
     assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names
 
 
-def hold(monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher, row: Record) -> DeviceKernels:
+def hold(monkeypatch: Patch, dispatcher: Dispatcher, row: Record) -> DeviceKernels:
     """Have the CPU stand in for a GPU with the kernel of a row."""
     run_on_cpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -310,9 +306,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher, row: Record) -
     return kernels
 
 
-def test_an_invariant_product_is_served_at_every_m_without_a_race(
-    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invariant_product_is_served_at_every_m_without_a_race(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     """At an M without a row by an untuned kernel of the rows' order, and never by a layout that has no rows."""
     capturing = False
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: pytest.fail("timed"))
@@ -337,7 +331,7 @@ def test_an_invariant_product_is_served_at_every_m_without_a_race(
             assert server_calls.product_or(BlockOperands(a, b, of_b, of_a), lambda: server) is server
 
 
-def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     """A launch is found again by shapes, types and strides of all operands."""
     hold(monkeypatch, unloaded, record(problem()))
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)

@@ -8,16 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.support.fakes.servers import install_vllm
 from tests.support.linear_layers import attach_device, problem, record
+from tests.support.nouns import Caplog, Groups, InputError, Patch, Support
 from tests.support.products import product
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.support import Support
 from tritongemm.integrations import loaded_model, vllm
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -25,7 +22,7 @@ EXPERTS = 4
 FP8 = torch.float8_e4m3fn
 
 
-def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     scaled = product("a8w8_blockscale", 16, 256, 128, "fp8e4m3fn")
     elsewhere = replace(record(problem(16, 48, 64)), target="gfx942")
     of = [product("dense", 32, n, 128, "bf16", groups=Groups(EXPERTS)) for n in (256, 128)]
@@ -97,7 +94,7 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: pytest.Monke
 
 
 def test_loading_a_model_says_so_and_never_fails(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: Path, unloaded: Dispatcher, monkeypatch: Patch, caplog: Caplog
 ) -> None:
     install_vllm(monkeypatch)
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader

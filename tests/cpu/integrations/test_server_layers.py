@@ -17,9 +17,9 @@ from torch.nn import functional
 import tritongemm
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
 from tests.support.linear_layers import StandInKernel, name_table, problem, record, run_on_cpu, stand_in_kernels
+from tests.support.nouns import Caplog, Groups, Patch
 from tests.support.products import product
 from tests.support.served_region import gpu_that_serves
-from tritongemm.core.group_rows import Groups
 from tritongemm.integrations import compiled, process, sglang, vllm
 from tritongemm.integrations.process import is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
@@ -57,7 +57,7 @@ class Routed(NamedTuple):
 
 
 @pytest.fixture
-def mixtures(monkeypatch: pytest.MonkeyPatch) -> list[MixtureOperands]:
+def mixtures(monkeypatch: Patch) -> list[MixtureOperands]:
     """Mixtures that reach tuned kernels, whose answer is 3; those of 16 tokens do."""
     calls: list[MixtureOperands] = []
 
@@ -72,13 +72,11 @@ def mixtures(monkeypatch: pytest.MonkeyPatch) -> list[MixtureOperands]:
 
 
 @pytest.fixture
-def experts_table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def experts_table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     name_table(tmp_path, monkeypatch, record(product("dense", 32, 2 * INNER, HIDDEN, "bf16", groups=Groups(EXPERTS))))
 
 
-def test_code_of_inductor_is_served_where_a_row_holds(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_inductor_is_served_where_a_row_holds(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     extern_kernels = SimpleNamespace(mm=torch.mm, addmm=torch.addmm)
     for name in ("torch._inductor.kernel", "torch._inductor.kernel.mm", "torch._inductor.select_algorithm"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(extern_kernels=extern_kernels))
@@ -103,9 +101,7 @@ def test_code_of_inductor_is_served_where_a_row_holds(
     assert torch.equal(result, torch.addmm(summand, *given, alpha=2))
 
 
-def test_sglangs_other_methods_and_its_output_layer(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglangs_other_methods_and_its_output_layer(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     hooks, places, _ = install_sglang(monkeypatch)
     sglang.register()
     hooks.apply_hooks()
@@ -123,9 +119,7 @@ def test_sglangs_other_methods_and_its_output_layer(
         assert len(served.shapes) == 3
 
 
-def test_a_version_of_sglang_without_these_methods(
-    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_version_of_sglang_without_these_methods(config: Path, monkeypatch: Patch, caplog: Caplog) -> None:
     hooks, places, _ = install_sglang(monkeypatch)
     del places.UnquantizedLinearMethod.apply_with_addend, places.LogitsProcessor._compute_lm_head
     places.UnquantizedLinearMethod.apply_into = lambda self, layer, x, result: result
@@ -145,11 +139,7 @@ def test_a_version_of_sglang_without_these_methods(
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_vllms_mixtures(
-    experts_table: None,
-    mixtures: list[MixtureOperands],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    scaled: bool,
+    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: Patch, caplog: Caplog, scaled: bool
 ) -> None:
     install_vllm(monkeypatch)
     modular = install_vllm_mixtures(monkeypatch)
@@ -199,7 +189,7 @@ def test_vllms_mixtures(
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_sglangs_mixtures(
-    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: pytest.MonkeyPatch, scaled: bool
+    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: Patch, scaled: bool
 ) -> None:
     hooks, places, mode = install_sglang(monkeypatch)
     sglang.register()
@@ -231,7 +221,7 @@ def test_sglangs_mixtures(
     assert ask() == 8 and len(mixtures) == 2
 
 
-def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
     monkeypatch.setattr(server_calls, "fused_moe", lambda *given, **more: "tuned")
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
@@ -252,7 +242,7 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
 
 @pytest.mark.parametrize(("tokens", "holds"), [(16, True), (15, False)])
 def test_rows_of_a_capture_hold_for_every_spread_over_experts(
-    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, tokens: int, holds: bool
+    unloaded: Dispatcher, monkeypatch: Patch, tokens: int, holds: bool
 ) -> None:
     """A capture knows how rows were spread in its calls, and a call's spread is known to the GPU alone."""
     run_on_cpu(monkeypatch)
@@ -265,9 +255,7 @@ def test_rows_of_a_capture_hold_for_every_spread_over_experts(
     assert server_calls._holds(operands(tokens)) == holds
 
 
-def test_the_server_computes_what_it_computes_faster(
-    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_server_computes_what_it_computes_faster(unloaded: Dispatcher, monkeypatch: Patch, caplog: Caplog) -> None:
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     times, given, asked = {"tuned": 5.0, "the server": 5.2}, operands(16), list[MixtureOperands]()
@@ -331,7 +319,7 @@ def test_a_capture_counts_what_a_server_computes(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_inductor_calls_what_is_served(unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_calls_what_is_served(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     import torch._inductor.kernel.mm
     from torch._inductor.select_algorithm import extern_kernels
 

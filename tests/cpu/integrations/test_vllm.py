@@ -13,8 +13,8 @@ from torch.nn import functional
 import tritongemm
 from tests.support.fakes.servers import ServerParameter, install_vllm
 from tests.support.linear_layers import problem, record
+from tests.support.nouns import DriverError, Patch
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
-from tritongemm.core.errors import DriverError
 from tritongemm.integrations import process, sglang, vllm
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.sources.invariant_kernel import InvariantKernel
@@ -22,11 +22,7 @@ from tritongemm.serving.sources.invariant_kernel import InvariantKernel
 
 @pytest.mark.parametrize("named", [{}, {"TRITONGEMM_CONFIG": ""}, {"AITER_CONFIG_GEMM_BF16": "tuned.yaml"}])
 def test_without_a_table_nothing_is_imported(
-    config: Path,
-    unloaded: Dispatcher,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    named: dict[str, str],
+    config: Path, unloaded: Dispatcher, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, named: dict[str, str]
 ) -> None:
     """AITER's own users have its variable set, and did not ask us for anything."""
     monkeypatch.chdir(config.parent)
@@ -41,11 +37,7 @@ def test_without_a_table_nothing_is_imported(
 
 @pytest.mark.parametrize("content", [None, "", "- {M: 1, N: 2, K: 3}\n", "\0\0"])
 def test_a_file_that_cannot_be_read_leaves_the_server_as_it_is(
-    unloaded: Dispatcher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    content: str,
+    unloaded: Dispatcher, tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     file = tmp_path / "broken.yaml"
@@ -57,7 +49,7 @@ def test_a_file_that_cannot_be_read_leaves_the_server_as_it_is(
     assert "broken.yaml" in line and line.endswith("; nothing is served by tuned kernels")
 
 
-def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     envs, utils = install_vllm(monkeypatch)
     names = "default_unquantized_gemm", "rocm_unquantized_gemm"
     originals = [getattr(utils, name) for name in names]
@@ -78,9 +70,7 @@ def test_serves_what_a_row_holds_for(config: Path, unloaded: Dispatcher, monkeyp
     assert torch.equal(utils.rocm_unquantized_gemm(None, *cpu), functional.linear(*cpu) + 1)
 
 
-def test_a_capture_sees_layers_outside_compiled_code(
-    unloaded: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_sees_layers_outside_compiled_code(unloaded: Dispatcher, tmp_path: Path, monkeypatch: Patch) -> None:
     """Such as routers in vLLM's own operators."""
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
     monkeypatch.setenv("TRITONGEMM_CAPTURE", str(tmp_path / "sizes.yaml"))
@@ -95,7 +85,7 @@ def test_a_capture_sees_layers_outside_compiled_code(
 
 
 def test_a_kernel_that_cannot_be_launched_leaves_the_call_to_the_server(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+    config: Path, unloaded: Dispatcher, monkeypatch: Patch
 ) -> None:
     _, utils = install_vllm(monkeypatch)
     vllm.register()
@@ -111,7 +101,7 @@ def test_a_kernel_that_cannot_be_launched_leaves_the_call_to_the_server(
 
 
 def test_the_operation_computes_what_no_row_holds_for_as_the_server_does(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+    config: Path, unloaded: Dispatcher, monkeypatch: Patch
 ) -> None:
     install_vllm(monkeypatch)
     vllm.register()
@@ -122,7 +112,7 @@ def test_the_operation_computes_what_no_row_holds_for_as_the_server_does(
     )
 
 
-def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     _, utils = install_vllm(monkeypatch)
     vllm.register()
     with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (_, make):
@@ -135,7 +125,7 @@ def test_one_graph_serves_every_m(config: Path, unloaded: Dispatcher, monkeypatc
 
 
 def test_nothing_is_served_where_batches_must_not_matter_and_no_row_states_its_order(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: Path, unloaded: Dispatcher, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, utils = install_vllm(monkeypatch)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
@@ -146,7 +136,7 @@ def test_nothing_is_served_where_batches_must_not_matter_and_no_row_states_its_o
 
 
 def test_rows_that_state_their_order_serve_where_batches_must_not_matter(
-    config: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch
+    config: Path, unloaded: Dispatcher, monkeypatch: Patch
 ) -> None:
     envs, utils = install_vllm(monkeypatch)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
@@ -168,9 +158,7 @@ def test_rows_that_state_their_order_serve_where_batches_must_not_matter(
             assert compute(make(16, 64), make(32, 64)).shape == (16, 32) and len(served.shapes) == at
 
 
-def test_another_vllm_is_left_as_it_is(
-    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_vllm_is_left_as_it_is(config: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
     envs, utils = install_vllm(monkeypatch)
     before = utils.default_unquantized_gemm
     del utils.rocm_unquantized_gemm_impl
@@ -184,7 +172,7 @@ def test_another_vllm_is_left_as_it_is(
 
 
 @pytest.mark.servers
-def test_the_real_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_server(config: Path, monkeypatch: Patch) -> None:
     envs = pytest.importorskip("vllm.envs", exc_type=ImportError)
     utils = pytest.importorskip("vllm.model_executor.layers.utils", exc_type=ImportError)
     for name in ("default_unquantized_gemm", "rocm_unquantized_gemm"):

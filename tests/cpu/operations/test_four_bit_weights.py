@@ -10,9 +10,8 @@ from torch import Tensor
 
 import tritongemm
 from tests.support.mixtures import one_by_one
+from tests.support.nouns import InputError, each
 from tests.support.operation_calls import CALLS, Rows
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.four_bit_weights import PackedWeight
 from tritongemm.operations.linear_w4 import dequantize

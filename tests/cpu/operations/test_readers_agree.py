@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 import tritongemm
+from tests.support.nouns import Family, Groups, InputError, Patch, Problem, Support, Target, load_target, registry
 from tests.support.plugins import dropped
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.integers import cdiv
-from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.support import Support
-from tritongemm.core.target import Target
+from tritongemm.core.problem import PLAIN
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.checks import check_encodings
 from tritongemm.operations.contract import ProductOperation
@@ -24,9 +21,6 @@ from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.operations.quantised_layer import QUANTISED_LAYER, LayerOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
-from tritongemm.search_spaces import loader
 from tritongemm.serving.linear_fp8 import _block_operands, _forms, _scaled_operands
 from tritongemm.workloads.capturing.product import Product, of_own
 
@@ -43,10 +37,10 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "fp8": Kind(torch.float8_e4m3fn, "fp8e4m3fn", loader.load_target("sm90")),
-    "fp8 of gfx942": Kind(torch.float8_e4m3fnuz, "fp8e4m3fnuz", loader.load_target("gfx942")),
-    "int8": Kind(torch.int8, "int8", loader.load_target("gfx942")),
-    "fp4": Kind(torch.uint8, "fp4e2m1", loader.load_target("gfx950"), 2),
+    "fp8": Kind(torch.float8_e4m3fn, "fp8e4m3fn", load_target("sm90")),
+    "fp8 of gfx942": Kind(torch.float8_e4m3fnuz, "fp8e4m3fnuz", load_target("gfx942")),
+    "int8": Kind(torch.int8, "int8", load_target("gfx942")),
+    "fp4": Kind(torch.uint8, "fp4e2m1", load_target("gfx950"), 2),
 }
 SIZES = ((5, 256, 512), (1, 2048, 128), (130, 384, 256), (16, 16, 2048))
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -196,7 +190,7 @@ class IntegerPowers(StandardFamily):
 '''
 
 
-def test_a_plugin_is_captured_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_is_captured_and_served(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its file is all there is."""
     m, n, k = 5, 256, 512
     kind = KINDS["int8"]

@@ -15,9 +15,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support import ROOT, forked
 from tests.support.linear_layers import problem, record
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
+from tests.support.nouns import Groups, InputError, Patch, each
 from tritongemm.core.scaling import Scaling
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.operations.torch_products import linear
@@ -117,7 +115,7 @@ print(outcomes)
     assert said.stdout == "[1, 1, 1, 1]\n", said.stderr
 
 
-def test_forward_derivatives_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_derivatives_flow(monkeypatch: Patch) -> None:
     forward = torch.autograd.forward_ad
     x, w, tangent = torch.randn(3, 8), torch.randn(4, 8), torch.randn(3, 8)
     tritongemm.mm(x, w)
@@ -164,7 +162,7 @@ def test_records_that_mm_can_ask_for(tmp_path: Path) -> None:
         read_source(file)
 
 
-def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: Patch) -> None:
     dispatcher = Dispatcher()
     x, w = torch.randn(3, 8), torch.randn(4, 8)
     dispatcher.run(x, w, None, None)

@@ -8,12 +8,8 @@ import pytest
 import torch
 
 from tests.support.linear_layers import HostKernel, record, run_on_cpu, stand_in_device
-from tests.support.tables import each
-from tritongemm.core.errors import DriverError
-from tritongemm.core.problem import Problem, matrices
+from tests.support.nouns import DriverError, Family, Patch, Problem, each, matrices, registry
 from tritongemm.core.served_call import PatchedLaunch
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving.stored_kernels import check_kernel
 
 DENSE = Problem(8, 128, 256, *matrices("fp32"))
@@ -22,7 +18,7 @@ PROBLEMS = [DENSE, *(registry.get(Family, name).problem(FP8) for name in ("a8w8"
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: Patch) -> None:
     run_on_cpu(monkeypatch)
 
 
@@ -35,7 +31,7 @@ def computing(of: Problem, off: float = 0.0, lost: str = "") -> HostKernel:
 
 
 @each("of", PROBLEMS)
-def test_what_serves_and_what_does_not(of: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_serves_and_what_does_not(of: Problem, monkeypatch: Patch) -> None:
     check = partial(check_kernel, record=record(of), device=stand_in_device())
     right = computing(of)
     assert check(right) and len(right.launched) == 2 and all(right.launched[0][name] for name in of.operands)

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.record import Record
-from tritongemm.formats import results_format
+from tests.support.nouns import InputError, Patch, Record, each, results_format
 from tritongemm.serving import loaded_tables, source_row
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
@@ -24,7 +21,7 @@ HEADER = (
 
 
 @pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(monkeypatch: Patch) -> None:
     """Nothing is named."""
     for name in [name for name in os.environ if name.startswith(("AITER_CONFIG", "TRITONGEMM_CONFIG"))]:
         monkeypatch.delenv(name)
@@ -50,7 +47,7 @@ def configured() -> list[Record]:
 
 
 def test_the_fastest_row_of_all_files_counts_and_the_first_on_ties(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tie, slow, guess, other_device = (problem(m, 32, 64) for m in (1, 2, 3, 4))
     one = [record(tie, tie=True), record(slow, seconds=3e-6), record(guess, seconds=1e-6, timer="model")]
@@ -71,9 +68,7 @@ def test_the_fastest_row_of_all_files_counts_and_the_first_on_ties(
     assert (a.read_bytes(), b.read_bytes()) == before
 
 
-def test_a_range_and_a_row_of_its_largest_m_stand_beside_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_and_a_row_of_its_largest_m_stand_beside_each_other(tmp_path: Path, monkeypatch: Patch) -> None:
     wide, one = record(problem(64, 32, 64), m_from=33), record(problem(64, 32, 64), seconds=5e-6)
     a, b = write(tmp_path / "a.yaml", [wide]), write(tmp_path / "b.yaml", [one])
     monkeypatch.setenv("TRITONGEMM_CONFIG", f"{a}:{b}")
@@ -83,7 +78,7 @@ def test_a_range_and_a_row_of_its_largest_m_stand_beside_each_other(
 
 
 def test_aiters_list_is_read_behind_ours_and_what_is_missing_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     csv = write_aiters(tmp_path / "bf16_tuned_gemm.csv", aiters(16, 0), aiters(32, 4.5))
     own = write(tmp_path / "a.yaml", [record(problem(16, 512, 256), target="gfx942", compute_units=304)])
@@ -99,9 +94,7 @@ def test_aiters_list_is_read_behind_ours_and_what_is_missing_is_passed_over(
         configured()
 
 
-def test_placeholders_never_win_and_a_device_of_other_compute_units_misses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_placeholders_never_win_and_a_device_of_other_compute_units_misses(tmp_path: Path, monkeypatch: Patch) -> None:
     new = write_aiters(tmp_path / "bf16_new.csv", aiters(1, 0), aiters(2, 0), aiters(2, 7.0), aiters(3, -1))
     legacy = [line.removeprefix("gfx942,") for line in (aiters(1, 5.0), aiters(4, 6.0))]
     old = write_aiters(tmp_path / "bf16_old.csv", *legacy, header=HEADER.removeprefix("gfx,"))
@@ -153,7 +146,7 @@ ASM = "_ZN5aiter42fp8gemm_bf16_blockscale_BpreShuffle_32x128E"
     ],
 )  # fmt: skip
 def test_each_of_aiters_variables_says_what_its_files_are_of(
-    variable: str, header: str, row: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, header: str, row: str, key: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Two families have the same columns, and the file's name does not decide."""
     path = write_aiters(tmp_path / "mine.csv", row, header=header)
@@ -164,7 +157,7 @@ def test_each_of_aiters_variables_says_what_its_files_are_of(
 
 
 def test_a_file_of_another_family_than_its_variables_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     csv = write_aiters(tmp_path / "bf16_tuned_gemm.csv", aiters(32, 4.5))
     monkeypatch.setenv("AITER_CONFIG_GEMM_A4W4", str(csv))

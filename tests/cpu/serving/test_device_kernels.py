@@ -13,19 +13,16 @@ import triton
 from torch.nn import functional
 
 from tests.support.linear_layers import StandInDriver, problem, record, run_on_cpu, stand_in_device
+from tests.support.nouns import Config, Launch, Patch, Problem, Record, UnavailableError, load_target
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core.config import Config
-from tritongemm.core.errors import UnavailableError, WorkspaceError
-from tritongemm.core.launch import HostLaunch, Launch
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
+from tritongemm.core.errors import WorkspaceError
+from tritongemm.core.launch import HostLaunch
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver, stream, symbols, tensor_map
 from tritongemm.hip_ext.driver.module import Grid
 from tritongemm.hip_ext.launching import loaded_kernels
 from tritongemm.hip_ext.launching.workspaces import WorkspacePool
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving import kernel_loading, source_row
 from tritongemm.serving.launching import FastCall
 from tritongemm.system import settings
@@ -40,7 +37,7 @@ Ready: TypeAlias = tuple[list[Record], Launches, ArtifactCache]
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch: Patch) -> None:
     run_on_cpu(monkeypatch)
 
 
@@ -127,7 +124,7 @@ def ready() -> Ready:
         record(problem(72, 96, 128), SWAPPED),
         record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
     ]
-    return records, prepare.prepare_launches(records, target_files.load_target("sm90", compute_units=132), cache), cache
+    return records, prepare.prepare_launches(records, load_target("sm90", compute_units=132), cache), cache
 
 
 def values(launch: Launch, block: bytes, kind: str) -> list[int]:
@@ -170,9 +167,7 @@ def test_a_record_becomes_a_launch_with_its_addresses(ready: Ready, no_gpu: None
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_tensor_maps_follow_their_operands(
-    reported: bool, ready: Ready, no_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensor_maps_follow_their_operands(reported: bool, ready: Ready, no_gpu: None, monkeypatch: Patch) -> None:
     """All maps of an operand, and the pointer that some kernels take beside them."""
     monkeypatch.setattr(tensor_map, "MovingMap", Map)
     if not reported:  # where addresses stand in a map
@@ -219,9 +214,9 @@ def test_operands_that_do_not_fit_go_to_pytorch(ready: Ready, no_gpu: None) -> N
 def test_a_bad_record_costs_itself(ready: Ready) -> None:
     records, launches, cache = ready
     assert "no kernel template is called 'no_such_template'" in find_reason(launches, records[5].problem)
-    again = prepare.prepare_launches(records[:5], target_files.load_target("sm90", compute_units=132), cache)
+    again = prepare.prepare_launches(records[:5], load_target("sm90", compute_units=132), cache)
     assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
-    fewer = prepare.prepare_launches(records[2:3], target_files.load_target("sm90", compute_units=1), cache)
+    fewer = prepare.prepare_launches(records[2:3], load_target("sm90", compute_units=1), cache)
     grids = [find_launch(each, records[2].problem).grid for each in (launches, fewer)]
     assert grids == [(2, 1, 1), (1, 1, 1)]
 
@@ -230,7 +225,7 @@ def test_a_cache_that_can_not_be_written_is_a_reason(ready: Ready, tmp_path: Pat
     (tmp_path / "cache").write_text("")
     one = ready[0][0]
     launches = prepare.prepare_launches(
-        [one], target_files.load_target("sm90", compute_units=132), ArtifactCache(tmp_path / "cache")
+        [one], load_target("sm90", compute_units=132), ArtifactCache(tmp_path / "cache")
     )
     assert "compiled kernels can't be kept in" in find_reason(launches, one.problem)
 
@@ -268,7 +263,7 @@ def test_without_memory_to_share_pytorch_computes(ready: Ready, no_gpu: None) ->
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
-def test_the_two_driver_calls(vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_two_driver_calls(vendor: str, tmp_path: Path, monkeypatch: Patch) -> None:
     header = {"nvidia": "#include <cuda.h>", "amd": "#define __HIP_PLATFORM_AMD__\n#include <hip/hip_runtime_api.h>"}
     source = {
         "nvidia": """

@@ -20,11 +20,8 @@ from tests.support.linear_layers import (
     record,
     stand_in_kernels,
 )
-from tests.support.tables import each
-from tritongemm.core.errors import DriverError, InputError
-from tritongemm.core.problem import Problem
+from tests.support.nouns import DriverError, InputError, Patch, Problem, Support, each
 from tritongemm.core.served_call import LoadedKernel
-from tritongemm.core.support import Support
 from tritongemm.operations import torch_products
 from tritongemm.operations.dense import DenseOperands
 from tritongemm.serving.calls import CallKey
@@ -72,7 +69,7 @@ def test_what_no_tuned_kernel_serves_is_pytorchs_own(gpu: Gpu) -> None:
     assert dispatcher.explain(empty(64), empty(32, 64)).resolution.kernel is None
 
 
-def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monkeypatch: Patch) -> None:
     dispatcher, empty = gpu
     monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 3)
     torch_kernel = StandInKernel()
@@ -98,7 +95,7 @@ def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monk
 
 
 @pytest.fixture
-def precision(monkeypatch: pytest.MonkeyPatch) -> SetPrecision:
+def precision(monkeypatch: Patch) -> SetPrecision:
     """Sets PyTorch's float32 precision."""
 
     def be(value: str) -> None:
@@ -124,7 +121,7 @@ def test_kernels_tuned_in_tf32_serve_while_pytorch_is_set_to_it(gpu: Gpu, precis
     assert "out_of_resources" in say(dispatcher, x, w)
 
 
-def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, monkeypatch: Patch) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])
@@ -147,7 +144,7 @@ def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, m
 
 
 def test_a_change_of_precision_while_a_call_is_made_ready(
-    gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
+    gpu: Gpu, precision: SetPrecision, monkeypatch: Patch
 ) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
@@ -165,9 +162,7 @@ def test_a_change_of_precision_while_a_call_is_made_ready(
     assert dispatcher.run(x, w, None, None).shape == (16, 32)
 
 
-def test_mm_itself_follows_pytorchs_precision(
-    gpu: Gpu, precision: SetPrecision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mm_itself_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, monkeypatch: Patch) -> None:
     dispatcher, empty = gpu
     seen: list[tuple[str | None, DenseOperands]] = []
 
@@ -190,7 +185,7 @@ def test_mm_itself_follows_pytorchs_precision(
 
 
 @each("old", [False, True])
-def test_precision_is_what_pytorch_is_set_to(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+def test_precision_is_what_pytorch_is_set_to(monkeypatch: Patch, old: bool) -> None:
     if old:
         monkeypatch.setattr(torch_products, "_read_precision", None)
     try:
@@ -201,7 +196,7 @@ def test_precision_is_what_pytorch_is_set_to(monkeypatch: pytest.MonkeyPatch, ol
         torch.set_float32_matmul_precision("highest")
 
 
-def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: Patch) -> None:
     dispatcher, empty = gpu
     monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 2)
     monkeypatch.setattr("tritongemm.serving.launching.FastCall", lambda *_: lambda *_: "called directly")
@@ -216,9 +211,7 @@ def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: pytest.MonkeyPat
     assert dispatcher.run(x, w, None, None) == "called directly" and not answers
 
 
-def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu: Gpu, monkeypatch: Patch) -> None:
     dispatcher, empty = gpu
 
     def fails(*_: object) -> NoReturn:
@@ -236,7 +229,7 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(
         dispatcher.run(x, w, None, None)
 
 
-def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch: Patch) -> None:
     _, empty = gpu
     name_table(tmp_path, monkeypatch, record(problem(16, 32, 64), winner="torch"))
     monkeypatch.setattr(

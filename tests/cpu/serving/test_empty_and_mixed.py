@@ -6,9 +6,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
+from tests.support.nouns import InputError, each
 from tests.support.operation_calls import CALLS, QUANTISED, Rows, parts
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
 
 M, N, K = 3, 32, 256
 ONE, INT8, INT32, FP8 = torch.ones, torch.int8, torch.int32, torch.float8_e4m3fn

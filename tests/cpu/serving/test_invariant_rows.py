@@ -11,11 +11,8 @@ from torch import nn
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
+from tests.support.nouns import Config, Patch, Problem, Record, Support
 from tritongemm.core.served_call import LoadedKernel
-from tritongemm.core.support import Support
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -71,9 +68,7 @@ def test_rows_serve_that_state_their_order_and_untuned_kernels_at_all_other_m(wa
 
 
 @pytest.mark.parametrize("variable", ["TRITONGEMM_INVARIANT", "VLLM_BATCH_INVARIANT", ""])
-def test_variables_and_pytorchs_deterministic_mode_want_them(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_variables_and_pytorchs_deterministic_mode_want_them(gpu: Gpu, monkeypatch: Patch, variable: str) -> None:
     assert not gpu[0].wants_invariant_rows
     if variable:
         monkeypatch.setenv(variable, "1")
@@ -110,9 +105,7 @@ def test_rows_of_two_orders_are_a_conflict_that_is_named(wanted: Wanted) -> None
     assert first.startswith("fallback") and any("invariant_kernel declines: N 32, K 64" in line for line in others)
 
 
-def test_nothing_is_loaded_or_compared_while_a_graph_is_captured(
-    wanted: Wanted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_loaded_or_compared_while_a_graph_is_captured(wanted: Wanted, monkeypatch: Patch) -> None:
     wanted.load(ROW)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     first, *others = wanted.explain(16)

@@ -21,19 +21,13 @@ from tests.support.linear_layers import (
     run_on_cpu,
     stand_in_device,
 )
+from tests.support.nouns import SUPPORTED, Config, KernelBackend, Patch, Problem, Record, Support, load_target, registry
 from tritongemm import backends
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel
-from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext import machine
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import KernelBackend
-from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading, source_row, stored_kernels
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.loaded_tables import LoadedTable
@@ -43,11 +37,11 @@ from tritongemm.system import settings
 
 TOY = "toy_backend"
 OTHER = Config("one", 0, 0, 0, backend="library")
-SM90 = loader.load_target("sm90", compute_units=132)
+SM90 = load_target("sm90", compute_units=132)
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelBackend]:
+def example(tmp_path: Path, monkeypatch: Patch) -> Iterator[KernelBackend]:
     """The backend of the documentation, put beside the others as a user would."""
     folder = tmp_path / "plugins"
     folder.mkdir()
@@ -60,7 +54,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelB
 
 
 @pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+def gpu(tmp_path: Path, monkeypatch: Patch) -> HostDriver:
     """A machine whose one GPU, an sm90, is the CPU, and a dispatcher of `mm` that knows no records yet."""
     host = HostDriver()
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
@@ -74,7 +68,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
 
 
 def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
-    example: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
+    example: KernelBackend, gpu: HostDriver, monkeypatch: Patch
 ) -> None:
     p = problem(6, 8, 20, dtype="fp32")
     (config,) = example.candidates(p, SM90)
@@ -95,7 +89,7 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
 
 
 def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
-    example: KernelBackend, gpu: HostDriver, monkeypatch: pytest.MonkeyPatch
+    example: KernelBackend, gpu: HostDriver, monkeypatch: Patch
 ) -> None:
     """Also where AITER looks M 9000 up at 8192: the launch is that of the call, and nothing is padded."""
     row, largest = problem(16, 8, 20, dtype="fp32"), problem(8192, 4104, 4, dtype="fp32")
@@ -115,7 +109,7 @@ def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
+def library(monkeypatch: Patch) -> StandInLibrary:
     """What every record's winner is."""
     found = StandInLibrary()
     monkeypatch.setattr(source_row, "find_winner", lambda record: found)
@@ -124,7 +118,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> StandInLibrary:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_an_algorithm_is_checked_before_calls_rely_on_it(
-    right: bool, library: StandInLibrary, monkeypatch: pytest.MonkeyPatch
+    right: bool, library: StandInLibrary, monkeypatch: Patch
 ) -> None:
     """A library loads it when it is first called, which must not be while a graph is captured."""
     checked: list[Record] = []
@@ -140,9 +134,7 @@ def test_an_algorithm_is_checked_before_calls_rely_on_it(
     assert isinstance(loaded[here.problem], StandInKernel) if right else loaded[here.problem] == Support("wrong")
 
 
-def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(
-    library: StandInLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(library: StandInLibrary, monkeypatch: Patch) -> None:
     """One that loads with an unforeseen error, and one whose check fails so; one warning."""
 
     def load(self: StandInLibrary, record: Record, device_index: int, device: Any) -> LoadedKernel:
@@ -170,7 +162,7 @@ class Counting(StandInKernel):
         return self.nbytes if buffer == "semaphore" else 0
 
 
-def test_counters_without_memory_cost_the_kernel_that_wants_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_without_memory_cost_the_kernel_that_wants_most(monkeypatch: Patch) -> None:
     reserved: list[tuple[int, int]] = []
 
     def reserve(self: Any, workspace_bytes: int, counter_bytes: int) -> None:

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
+from tests.support.nouns import InputError, Patch, Record, Support
 from tests.support.products import product
-from tritongemm.core.errors import InputError
-from tritongemm.core.record import Record
-from tritongemm.core.support import Support
 from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.operations.served_problems import layer_problem
@@ -63,7 +61,7 @@ def explained(m: int, **more: Any) -> str:
     return tritongemm.explain("linear_fp8", x, weight, factors, unquantized=entire).splitlines()[0]
 
 
-def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: Patch) -> None:
     hold(dispatcher, scaled(16), plain(16, 7e-6), scaled(64), plain(64, 9e-6))
     calls: list[int] = []
 

@@ -11,11 +11,8 @@ import torch
 from torch import distributed
 
 from tests.support.linear_layers import StandInKernel, name_table, problem, record, stand_in_kernels
+from tests.support.nouns import InputError, Patch, Support, each, results_format
 from tests.support.products import product
-from tests.support.tables import each
-from tritongemm.core.errors import InputError
-from tritongemm.core.support import Support
-from tritongemm.formats import results_format
 from tritongemm.serving import loaded_tables
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.loaded_tables import read_configured, read_table
@@ -57,7 +54,7 @@ def test_a_line_names_the_file_and_what_it_serves(tmp_path: Path) -> None:
     assert other.name == "records" and len({digest, other.digest, loaded_tables.combined_digest([table, other])}) == 3
 
 
-def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     a8w8 = product("a8w8", 5, 32, 64, "int8", layout="TT")
     rows = [record(problem(m, 32, 64), compute_units=132) for m in (1, 2)]
@@ -68,9 +65,7 @@ def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: pytes
     )
 
 
-def test_it_is_logged_once_a_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_logged_once_a_device(tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
     name_table(tmp_path, monkeypatch, record(problem(16, 32, 64)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(
@@ -88,7 +83,7 @@ def test_it_is_logged_once_a_device(
     ]
 
 
-def test_without_a_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_file_nothing_is_said(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
     with caplog.at_level(logging.INFO, "tritongemm"):
         assert Dispatcher().add_configured() == ""
@@ -119,7 +114,7 @@ def test_alone_there_is_no_rank_to_compare_with() -> None:
 
 
 @each("name", ["a" * 5000, "x/" * 3000, "a" * 300 + ".zip", "a\0b", "a\ud800", "loop"])
-def test_a_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError):

@@ -9,22 +9,15 @@ from hypothesis import strategies as st
 
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
-from tests.support.tables import each
+from tests.support.nouns import Config, Defaults, InputError, Launch, Record, Support, each, load_target, results_format
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.launch import Launch
-from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel
-from tritongemm.core.support import Support
-from tritongemm.formats import Defaults, results_format
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.serving.dispatcher import CallAnswers
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
 
-SM90 = target_files.load_target("sm90", compute_units=132)
+SM90 = load_target("sm90", compute_units=132)
 TABLE = [
     record(problem(1, 32, 64), m_from=1),
     record(problem(16, 32, 64), m_from=2),

@@ -15,13 +15,9 @@ from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import record
 from tests.support.mixtures import EXPERTS, FP4, FP8, HIDDEN, INNER, SHUFFLED, TOKENS, TOPK, Mixture, one_by_one
+from tests.support.nouns import Config, Groups, InputError, Patch, Problem, each
 from tests.support.products import product
-from tests.support.tables import each
 from tritongemm.build import expert_kernels
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.core.served_call import Resolution
 from tritongemm.integrations import aiter
@@ -227,7 +223,7 @@ def test_kernels_beside_the_products_do_so_on_an_emulated_gpu(arch: str, tmp_pat
     emulated.run_helpers(tmp_path, arch)
 
 
-def test_two_kernels_compute_a_mixture_of_which_a_row_names_one_row_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_kernels_compute_a_mixture_of_which_a_row_names_one_row_a_program(monkeypatch: Patch) -> None:
     x, w1, w2 = (torch.ones(*shape, dtype=torch.bfloat16) for shape in ((2, 64), (4, 96, 64), (4, 64, 48)))
     given = MixtureOperands(x, w1, w2, torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64))
     tiles, alone = Config("grouped_tma", 16, 64, 128), Config("grouped_gemv", 1, 4, 256)
@@ -254,7 +250,7 @@ def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
 
 @each("layout", ["", SHUFFLED])
 @each("dtype", [FP8, torch.float8_e5m2, FP4])
-def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypatch: Patch) -> None:
     """Whatever serves: with powers of two along K, and those of activations in the order of the weights'."""
     asked: list[object] = []
 

@@ -13,9 +13,8 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support import linear_layers
-from tritongemm.core.errors import DriverError
+from tests.support.nouns import DriverError, Patch, Support
 from tritongemm.core.served_call import LaunchSteps, PatchedLaunch
-from tritongemm.core.support import Support
 from tritongemm.hip_ext.driver.module import Function, PreparedLaunch
 from tritongemm.hip_ext.driver.symbols import Api
 from tritongemm.hip_ext.launching import native_calls
@@ -83,7 +82,7 @@ class CountedTable(dict[Any, Any]):
 
 
 @pytest.fixture(params=["compiled", "compiled, asks in Python", "python"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def path(request: pytest.FixtureRequest, monkeypatch: Patch) -> Iterator[str]:
     module = native_calls.load()
     assert not isinstance(module, Support), module
     name, _, slowly = request.param.partition(", ")
@@ -95,7 +94,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture
-def served(path: str, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dispatcher, HostGpu]]:
+def served(path: str, unloaded: Dispatcher, monkeypatch: Patch) -> Iterator[tuple[Dispatcher, HostGpu]]:
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     yield unloaded, HostGpu()
 
@@ -187,7 +186,7 @@ def test_unusual_calls_are_pytorchs(served: tuple[Dispatcher, HostGpu]) -> None:
     assert len(gpu.launched) == launches + 3
 
 
-def test_what_the_driver_refuses_is_raised(served: tuple[Dispatcher, HostGpu], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_refuses_is_raised(served: tuple[Dispatcher, HostGpu], monkeypatch: Patch) -> None:
     dispatcher, gpu = served
     monkeypatch.setattr(Api, "_text", lambda self, function, code: "CUDA_ERROR_ILLEGAL_ADDRESS")
     x, w = random(M, K), random(N, K)
@@ -301,7 +300,7 @@ def test_code_of_inductor_gives_the_memory_of_the_result(served: tuple[Dispatche
     assert len(gpu.launched) == 3 and max(asked) <= (2 if path == "compiled" else 3)
 
 
-def test_a_process_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_it_says_why(monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_NATIVE", "0")
     assert str(native_calls.load.__wrapped__()) == "TRITONGEMM_NATIVE is 0"
     monkeypatch.delenv("TRITONGEMM_NATIVE")

@@ -9,11 +9,10 @@ import torch
 
 from tests.support.fakes.blaslt_library import stand_in
 from tests.support.linear_layers import problem, run_on_cpu, stand_in_device
+from tests.support.nouns import Backend, LibraryBackend, Patch, registry
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.core.served_call import CallSignature
 from tritongemm.hip_ext.blaslt import library as blaslt_library
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, LibraryBackend
 from tritongemm.serving.launching import FastCall
 from tritongemm.serving.online import CSV_FILE, FILE, OnlineBudget, OnlineKernel, OnlineStore, OnlineTuner
 from tritongemm.serving.online_race import AlgorithmRace, Run
@@ -22,9 +21,7 @@ CALLS = [CallSignature(problem(6, 16, 32, bias, "fp32"), "tf32") for bias in ("n
 
 
 @pytest.fixture(params=["nvidia", "amd"])
-def vendor(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, blaslt_libraries: Path, tmp_path: Path
-) -> Iterator[str]:
+def vendor(request: pytest.FixtureRequest, monkeypatch: Patch, blaslt_libraries: Path, tmp_path: Path) -> Iterator[str]:
     """Whose library there is."""
     run_on_cpu(monkeypatch)
     with stand_in(blaslt_libraries, request.param, tmp_path) as library:

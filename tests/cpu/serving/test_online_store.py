@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
+from tests.support.nouns import Config, Problem, Record, each
 from tritongemm.serving import online
 from tritongemm.serving.online import CSV_FILE, CSV_HEADER, FILE, OnlineStore
 

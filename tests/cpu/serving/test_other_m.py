@@ -11,20 +11,14 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_kernels
+from tests.support.nouns import Config, Groups, Operand, Patch, Problem, Record, Support, each, load_target
 from tests.support.products import product
-from tests.support.tables import each
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.core.config import Config
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Operand, Problem
-from tritongemm.core.record import Record
 from tritongemm.core.served_call import LoadedKernel
-from tritongemm.core.support import Support
 from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.search_spaces import loader
 from tritongemm.serving import kernel_loading
 from tritongemm.serving.device_kernels import DeviceKernels, NearKernel
 from tritongemm.serving.dispatcher import Dispatcher
@@ -34,7 +28,7 @@ from tritongemm.serving.server_calls import product_or
 from tritongemm.system import settings
 
 FP8 = torch.float8_e4m3fn
-SM90 = loader.load_target("sm90", compute_units=132)
+SM90 = load_target("sm90", compute_units=132)
 
 
 def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str = "fp8e4m3fn", **more: Any) -> Problem:
@@ -161,7 +155,7 @@ class Sharing(StandInKernel):
         return self.needs[buffer]
 
 
-def test_a_kernel_at_another_m_has_the_memory_that_its_programs_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_at_another_m_has_the_memory_that_its_programs_share(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     own = scaled(64, groups=Groups(4))
     device = stand_in_kernels(RecordTable([record(own)]), {own: Sharing(1024, 256)})

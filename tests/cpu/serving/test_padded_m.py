@@ -6,8 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support import DATA
 from tests.support.linear_layers import (
     TILE,
@@ -18,12 +16,8 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
-from tests.support.tables import each
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
+from tests.support.nouns import SUPPORTED, Caplog, Config, Patch, Problem, Record, Support, each
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
-from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.serving import kernel_loading, source_row, stored_kernels
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.record_table import RecordTable
@@ -101,7 +95,7 @@ def test_a_bucket_is_bound_to_the_true_m_and_says_whose_row_it_is() -> None:
     assert isinstance(library, Resolution) and "64x32x64_bf16_TN on sm90, the padded M of 50" in library.text
 
 
-def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatch: Patch) -> None:
     checked: list[tuple[Problem, int]] = []
 
     def check(kernel: LoadedKernel, record: Record, device: Any) -> Support:
@@ -119,9 +113,7 @@ def test_an_algorithm_of_a_bucket_is_loaded_and_checked_at_the_true_m(monkeypatc
     assert str(binders[row.problem](3)) == "not for 3 rows"
 
 
-def test_each_size_is_logged_once_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_size_is_logged_once_where_that_is_asked_for(monkeypatch: Patch, caplog: Caplog) -> None:
     log, choice = ChoiceLog(), Resolution("bucket", "M 16 …")
     with caplog.at_level(logging.INFO, "tritongemm"):
         for name, value in (("AITER_LOG_TUNED_CONFIG", "0"), ("TRITONGEMM_LOG", "config")):

@@ -15,13 +15,10 @@ from tests.cpu.operations import test_four_bit_weights as bits
 from tests.cpu.operations.test_four_bit_weights import GROUP, K, N
 from tests.support import patched_layers as layers
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tests.support.nouns import Defaults, Groups, InputError, Operand, Patch
 from tests.support.patched_layers import EXPERTS, HIDDEN, INNER, KINDS, MXFP4, row_of_fp8, row_of_int4, rows_of_experts
 from tests.support.products import product
 from tests.support.served_region import Graphs, copies
-from tritongemm.core.errors import InputError
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Operand
 from tritongemm.numerics.verify import deviation
 from tritongemm.serving import served_w4
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -69,7 +66,7 @@ def test_a_layer_with_a_row_is_served_until_that_is_undone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "fp8", "experts"])
-def test_a_gradient_is_the_librarys_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_is_the_librarys_own(kind: str, monkeypatch: Patch) -> None:
     case = KINDS[kind]()
     if kind == "fp8":
         weight = layers.dequantised(case.layer)
@@ -351,7 +348,7 @@ def test_a_row_with_zero_points_serves_layers_that_have_them() -> None:
     assert deviation(layer(layers.X), layers.X.double() @ weight.t()) < 1e-2
 
 
-def test_a_capture_writes_layers_of_int4_that_have_no_row_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_writes_layers_of_int4_that_have_no_row_yet(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(served_w4, "_arch", lambda weight: "sm90")
     x, model = layers.X, nn.ModuleDict({kind: KINDS[kind]().layer for kind in ("awq", "compressed-tensors", "gptq")})
     model["other"] = layers.CompressedLinear(weight_packed=bits.COMPRESSED[:16], weight_scale=bits.HALF.t()[:16])

@@ -14,12 +14,11 @@ from tests.cpu.serving.conftest import Gpu
 from tests.support import ROOT, forked
 from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import attach_device, record, run_on_cpu
-from tests.support.tables import each
+from tests.support.nouns import InputError, Patch, each, load_target
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel, choose_kernels
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError
 from tritongemm.core.helper_kernel import PARTS
 from tritongemm.core.scaling import GRANULARITIES, Scaling
 from tritongemm.core.served_call import PatchedLaunch
@@ -28,7 +27,6 @@ from tritongemm.numerics import verify
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations.factors import spread
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
-from tritongemm.search_spaces import loader
 from tritongemm.serving import quantize as quantization
 from tritongemm.serving.linear_fp8 import AS_IT_IS, BlockOperands, find_layout
 from tritongemm.system import settings
@@ -109,7 +107,7 @@ def test_kernels_are_right_in_the_interpreter(interpreter: LentProcess) -> None:
 
 @pytest.mark.parametrize("m", [1, 300])
 def test_one_factor_for_all_takes_two_kernels(m: int) -> None:
-    target, cache = loader.load_target("sm90"), ArtifactCache(settings.cache_folder())
+    target, cache = load_target("sm90"), ArtifactCache(settings.cache_folder())
     made = choose_kernels(Quantization(m, 7168, "bf16", "fp8e4m3fn", "tensor", (1, 1)))
     launches = [launch_helper(compile_helper(h, target, cache), h, given, target) for h, given in made]
     names = [[p.value for p in launch.params if p.kind == "pointer" and p.value] for launch in launches]
@@ -131,7 +129,7 @@ IN_AITERS_ORDER = scale_places("e8m0_32x8")
     ],
 )
 def test_kernels_compile_ahead_of_time(arch: str, asked: Quantization, grid: tuple[int, ...]) -> None:
-    target, cache = loader.load_target(arch), ArtifactCache(settings.cache_folder())
+    target, cache = load_target(arch), ArtifactCache(settings.cache_folder())
     helper, given = choose_kernel(asked)
     built = compile_helper(helper, target, cache)
     launch = launch_helper(built, helper, given, target)
@@ -143,14 +141,14 @@ def test_kernels_compile_ahead_of_time(arch: str, asked: Quantization, grid: tup
 
 
 def test_more_programs_than_a_launch_has_are_refused() -> None:
-    target, cache = loader.load_target("sm90"), ArtifactCache(settings.cache_folder())
+    target, cache = load_target("sm90"), ArtifactCache(settings.cache_folder())
     helper, given = choose_kernel(Quantization(1, 2**23 * 128, "bf16", "fp8e4m3fn", "block", (1, 1)))
     built = compile_helper(helper, target, cache)
     with pytest.raises(InputError, match="can't be launched on"):
         launch_helper(built, helper, given, target)
 
 
-def test_a_launch_is_given_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_is_given_every_address(monkeypatch: Patch) -> None:
     run_on_cpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     at: dict[str, int] = {}

@@ -11,10 +11,9 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record
+from tests.support.nouns import Patch, Problem, each
 from tests.support.products import product
-from tests.support.tables import each
 from tritongemm.codegen import template_facts
-from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter
 from tritongemm.numerics import verify
@@ -112,7 +111,7 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: Gpu) -> None:
     assert "kernels take a dense weight" in say(a, padded, *of_rows)
 
 
-def test_a_shuffled_weight_is_served_by_a_record_of_ours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shuffled_weight_is_served_by_a_record_of_ours(gpu: Gpu, monkeypatch: Patch) -> None:
     """AITER's names find a kernel that Triton made for B in their order, and no other."""
     dispatcher, empty = gpu
     rows, blocks = (
@@ -169,7 +168,7 @@ def test_memory_padded_for_the_copy_engine_is_known_by_its_strides() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def asked(monkeypatch: Patch) -> list[tuple[Any, ...]]:
     """The factors of each call of PyTorch's products: shapes and strides."""
     calls: list[tuple[Any, ...]] = []
 
@@ -218,7 +217,7 @@ def test_factors_are_stored_as_pytorch_wants_them(
     assert asked == [wanted] * 2
 
 
-def test_older_pytorch_is_given_no_padding(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_pytorch_is_given_no_padding(asked: list[tuple[Any, ...]], monkeypatch: Patch) -> None:
     monkeypatch.setattr(scaled, "_Scaled", None)
     compute(ONE(M, 5), ONE(2, 5))
     assert asked == [((M, 5), (1, M), (5, 2), (1, 8))] * 2

@@ -12,16 +12,13 @@ import torch
 import tritongemm
 from tests.support import shipped
 from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_device
-from tritongemm.core.errors import InputError, OutputError
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.core.support import SUPPORTED, Support
+from tests.support.nouns import SUPPORTED, InputError, OutputError, Patch, Problem, Record, Support
 from tritongemm.serving import kernel_loading, loaded_tables, shipped_tables, stored_kernels
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(tmp_path: Path, monkeypatch: Patch) -> list[str]:
     """What packing said of the tables that are shipped now."""
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
@@ -29,7 +26,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def gpu(monkeypatch: Patch) -> SimpleNamespace:
     """A GPU that is the CPU: its memory's bandwidth, whether a graph is captured, and the M whose kernels it loaded."""
     here = SimpleNamespace(gbps=4800, capturing=False, loaded=list[int]())
 
@@ -99,7 +96,7 @@ def test_a_server_loads_the_kernels_of_its_weights(said: list[str], gpu: SimpleN
 
 
 def test_kernels_that_cant_be_loaded_leave_calls_to_pytorch(
-    said: list[str], gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    said: list[str], gpu: SimpleNamespace, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> Any:
         raise OutputError("the cache can't be written")
@@ -134,9 +131,7 @@ def test_a_table_of_ones_own_goes_first(said: list[str], gpu: SimpleNamespace) -
     assert device is not None and not device.waiting and gpu.loaded == [3, 96]
 
 
-def test_patch_uses_them_where_nothing_else_is_named(
-    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patch_uses_them_where_nothing_else_is_named(said: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(shipped.K, shipped.N, bias=False), torch.nn.Linear(7, 9))
     assert "1 patched, but on no GPU" in f"{tritongemm.patch(model)}"
     assert [table.name for table in default_dispatcher()._tables] == ["shipped"]
@@ -157,7 +152,7 @@ def test_a_damaged_file_is_named(said: list[str]) -> None:
         loaded_tables.read_table("shipped")
 
 
-def test_code_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_checked_once(tmp_path: Path, monkeypatch: Patch) -> None:
     """Of another Triton; what was wrong is checked again."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     answers = [Support("wrong"), SUPPORTED]

@@ -174,9 +174,11 @@ def _expression_need(words: str, holds: str) -> Need:
 
 def distant_rows(config: Config, problem: Problem, compute_units: int = 1) -> str | None:
     """Return why offsets inside a config's tile, which kernels add to its corner in 32 bits, need more; or None."""
-    if max(config.tile) * max(problem.leads) <= LARGEST_INDEX:
+    if max(*config.tile, problem.n if problem.groups else 0) * max(problem.leads) <= LARGEST_INDEX:
         return None
     template, (m, n, k) = kernel_template(config.template), config.tile
+    if problem.groups and problem.fold > 1:
+        n = problem.n  # a tile's columns of up are half of them behind those of gate
     blocks = {"a": m if problem.a.row_major else k, "b": k if problem.b.row_major else n, "c": m}
     for (name, rows), lead in zip(blocks.items(), problem.leads, strict=True):
         # Pointers beside descriptors only bring first blocks into a cache.

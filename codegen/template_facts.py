@@ -239,6 +239,8 @@ def in_fragments(problem: Problem) -> bool:
 def reads_b(template: str, problem: Problem) -> bool:
     """Return whether a template's kernel reads B's type in the order in which it is stored."""
     facts = kernel_template(template)
+    if problem.groups and problem.fold > 1 and facts.descriptors:
+        return False  # columns of gate and of up are apart there, and a descriptor reads neighbours
     if in_fragments(problem) or facts.fragments:
         return facts.fragments and in_fragments(problem)
     if has_four_bit_weight(problem):

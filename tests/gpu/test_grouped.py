@@ -1,6 +1,7 @@
 """Grouped products and mixtures of experts on a real GPU: uneven and empty groups, odd sizes, graphs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,20 +10,22 @@ import yaml
 from torch.nn import functional
 
 import tritongemm
-from tests.gpu.here import graph_of, needed_fp8, record, replayed, triton
+from tests.gpu.here import graph_of, needed_fp8, normal, record, replayed, triton
 from tests.gpu.test_numeric import verify_all
 from tritongemm.build.few_expert_kernels import SCALES
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.target import Target
 from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.operations.grouped import GroupedOperands, grouped
+from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
+from tritongemm.serving import mixtures
 from tritongemm.serving.mixtures import MoeKernels
 
 COUNTS = (7, 0, 133, 1, 0, 64, 20, 3)
@@ -52,6 +55,12 @@ CONFIGS = (
     Config("grouped_ws_tma", 128, 256, 128, 1, 1, 8, 3, (("epilogue_parts", 4),)),
 )
 
+IN_BLOCKS = (
+    Config("grouped", 16, 256, 128, 1, 1, 4, 3, (("swap_ab", 1),)),
+    Config("grouped", 64, 256, 128, 2, 1, 8, 2),
+    Config("grouped_tile", 16, 256, 128, 1, 1, 8, 3),
+)
+
 
 def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0, scales: str = "") -> Problem:
     groups = Groups(len(COUNTS), room, "captured", COUNTS)
@@ -76,6 +85,51 @@ def test_groups(gpu: GpuEvaluator, compiler: BuildPool, kind: str, room: int) ->
         ]
         problems += [problem("dense", dtype, "int32", 272, 400, room)] if kind == "int8" else []
     verify_all(gpu, compiler, problems, CONFIGS)
+
+
+def test_groups_of_gate_and_up(gpu: GpuEvaluator, compiler: BuildPool) -> None:
+    """Columns of up are behind all of gate's; results are quantised too."""
+    e4m3 = needed_fp8(gpu.target)
+    problems = [
+        replace(problem("dense", "bf16", "bf16", n, k), epilogue=name)
+        for n, k, name in ((272, 203, "silu_mul"), (512, 512, "gelu_tanh_mul"), (71, 64, "silu"))
+    ]
+    scaled = problem("a8w8_blockscale", e4m3, "bf16", 768, 640)
+    problems += [replace(problem("a8w8", e4m3, "bf16", 272, 400), epilogue="silu_mul")]
+    problems += [replace(scaled, epilogue="silu_mul"), gated_in_blocks(scaled)]
+    verify_all(gpu, compiler, problems, (*CONFIGS, *IN_BLOCKS))
+
+
+def gated_in_blocks(scaled: Problem) -> Problem:
+    return replace(scaled, epilogue="silu_mul_block", c=Operand(scaled.a.dtype))
+
+
+@pytest.mark.parametrize(("mode", "slower"), [("", 1.0), ("block", 1.0), ("block", 1.5)])
+def test_a_mixture_of_four_kernels(gpu_machine: Machine, mode: str, slower: float) -> None:
+    """Gate and up with their activation where its row is not slower; an expert without rows, and rows of no expert."""
+    torch.manual_seed(0)
+    tokens, experts, topk, hidden, inner = 12, 6, 2, 256, 384
+    x, weights = normal(tokens, hidden), torch.rand(tokens, topk, device="cuda")
+    w1, w2 = normal(experts, 2 * inner, hidden) / hidden**0.5, normal(experts, hidden, inner) / inner**0.5
+    ids = torch.randint(-1, experts - 1, (tokens, topk), device="cuda", dtype=torch.int32)
+    scales: list[torch.Tensor | None] = [None, None]
+    dtype = needed_fp8(gpu_machine.target) if mode else "bf16"
+    if mode:
+        (w1, scales[0]), (w2, scales[1]) = (quantised(w, mode, torch.float8_e4m3fn) for w in (w1, w2))
+    given = MixtureOperands(x, w1, w2, weights, ids, "silu", scales[0], scales[1])
+    five = tritongemm.fused_moe(*given[:8])
+    family = registry.get(Family, "a8w8_blockscale" if mode else "dense")
+    first = family.problem(
+        Problem(tokens * topk, 2 * inner, hidden, *matrices(dtype, c="bf16", layout="TN"), groups=Groups(experts))
+    )
+    gated = gated_in_blocks(first) if mode else replace(first, epilogue="silu_mul")
+    config = IN_BLOCKS[0] if mode else CONFIGS[0]
+    tritongemm.load([record(first, config, seconds=1e-5), record(gated, config, seconds=slower * 1e-5)])
+    steps = mixtures.steps_for(*given)
+    assert isinstance(steps, MoeKernels)
+    assert steps.act_of(MIXTURE.check(given)) == (gated.epilogue if slower == 1.0 else "")
+    tritongemm.fused_moe(*given[:8])
+    torch.testing.assert_close(replayed(tritongemm.fused_moe, *given[:8]), five, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("family", ["dense", "a8w8_blockscale"])

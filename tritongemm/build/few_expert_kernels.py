@@ -31,9 +31,7 @@ class Tile(NamedTuple):
 FIRST, FIRST_OF_FP8 = Tile(4, 1024, 4, 1), Tile(8, 1024, 2, 1)
 SECOND, SECOND_OF_BYTES = Tile(1, 128, 1, 1), Tile(1, 256, 1, 1)
 _EXPERTS_OF_A_WARP = 8  # whose blocks of weights it has in registers
-# Rows up to which two kernels were faster there, by the bytes of a weight's element: products of eight bits are bound
-# by their conversions.
-MOST_ROWS: Final = {1: 8, 2: 32, 4: 32}
+MOST_ROWS: Final = 8  # rows up to which two kernels were faster there, or of eight bits as fast
 
 
 class FewExperts(NamedTuple):

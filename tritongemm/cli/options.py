@@ -111,9 +111,9 @@ def problem_options(g: argparse._ArgumentGroup) -> None:
         "bias)")  # fmt: skip
     g.add_argument("--epilogue", choices=EPILOGUES, default="none", metavar="NAME",
                    help="what is done with a product before it is stored: silu, gelu, gelu_tanh or relu, or of gate "
-                   "and up, whose columns alternate by 8, silu_mul, gelu_mul or gelu_tanh_mul; block, or _block behind "
-                   "one of these: fp8 with a factor for each 128 columns; add: the sum of it and a matrix (default: "
-                   "nothing)")  # fmt: skip
+                   "and up, whose columns alternate by 8 (in groups are apart), silu_mul, gelu_mul or gelu_tanh_mul; "
+                   "block, or _block behind one of these: fp8 with a factor for each 128 columns; add: the sum of it "
+                   "and a matrix (default: nothing)")  # fmt: skip
     g.add_argument("--family", type=family, default=DEFAULT_FAMILY, metavar="NAME",
         help="types and scales of the GEMM and layout of B: one of the families listed below (default "
         "%(default)s)")  # fmt: skip

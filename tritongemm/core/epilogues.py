@@ -1,7 +1,8 @@
 """What a kernel does with a complete sum, its scale factors and its bias before it stores them: the names of epilogues.
 
 Gated ones (`silu_mul` and the like) store activation(gate) * up. The columns of gate and of up alternate in B by `RUN`,
-so that a matrix unit leaves both in registers of one thread. Those in blocks store fp8 with a float32 factor for each
+so that a matrix unit leaves both in registers of one thread; of groups all of gate's are in front of all of up's, and a
+tile has some of both. Those in blocks store fp8 with a float32 factor for each
 `SCALED_BLOCK` columns of a row; the factors, [columns / SCALED_BLOCK, M], follow the rows of C in memory.
 """
 

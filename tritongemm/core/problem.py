@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tritongemm.core.dtypes import DTYPES, DType
-from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RESIDUAL, is_gated, rows_of_factors
+from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RESIDUAL, RUN, is_gated, rows_of_factors
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups, apportion, group_ends
 from tritongemm.core.operands import OperandSpec
@@ -106,6 +106,11 @@ class Problem:
     def fold(self) -> int:
         """Columns of B that become one of C: two with a gated epilogue."""
         return 2 if is_gated(self.epilogue) else 1
+
+    @property
+    def run(self) -> int:
+        """Columns of gate in B after which as many of up follow; of groups, all: experts' weights are as they come."""
+        return self.n // 2 if self.groups else RUN
 
     @property
     def in_blocks(self) -> bool:

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     import torch
 
 
-def apply(epilogue: str, y: Tensor) -> Tensor:
-    """Return what an epilogue makes of a product [..., N]: [..., N], or [..., N / 2] of a gated one."""
+def apply(epilogue: str, y: Tensor, run: int = RUN) -> Tensor:
+    """Return what an epilogue makes of a product [..., N]: [..., N], or [..., N / 2] of a gated one.
+
+    Columns of gate and of up alternate by `run`.
+    """
     activation = activation_of(epilogue)
     if is_gated(epilogue):
-        gate, up = _separated(y)
+        gate, up = _separated(y, run)
         return (_activated(activation, gate) * up).flatten(-2)
     return _activated(activation, y) if activation else y
 
@@ -29,8 +32,8 @@ def interleaved(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack([one.unflatten(0, (-1, RUN)) for one in (gate, up)], 1).flatten(0, 2)
 
 
-def _separated(y: Tensor) -> tuple[Tensor, Tensor]:
-    gate, up = y.unflatten(-1, (-1, 2, RUN)).unbind(-2)
+def _separated(y: Tensor, run: int) -> tuple[Tensor, Tensor]:
+    gate, up = y.unflatten(-1, (-1, 2, run)).unbind(-2)
     return gate, up
 
 
@@ -60,13 +63,12 @@ def numbers(problem: Problem, c: Tensor) -> Tensor:
     return (q.double().unflatten(-1, (-1, SCALED_BLOCK)) * factors.T.double()[..., None]).flatten(-2)
 
 
-def bound(epilogue: str, y: Tensor) -> Tensor:
+def bound(epilogue: str, y: Tensor, run: int = RUN) -> Tensor:
     """Return what an epilogue's rounding errors are relative to, of a product's sums of absolute values."""
     if is_gated(epilogue):
-        gate, up = _separated(y)
-        return (3.0 * gate * up.clamp_min(1.0)).flatten(
-            -2
-        )  # activations are at most 1.13 times as steep as their argument
+        gate, up = _separated(y, run)
+        # Activations are at most 1.13 times as steep as their argument.
+        return (3.0 * gate * up.clamp_min(1.0)).flatten(-2)
     return y if epilogue == "none" else 2.0 * y
 
 

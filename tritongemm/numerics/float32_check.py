@@ -34,7 +34,7 @@ def magnitudes(problem: Problem, family: Family, operands: Operands) -> Tensor:
     """Return the sum of the absolute values that each element of C adds up, in float64 in the shape of C."""
     positive = {name: _absolute(problem, name, tensor) for name, tensor in operands.items()}
     sums = family.reference(replace(problem, c=Operand("fp32"), epilogue="none"), positive)
-    return epilogues.bound(problem.epilogue, sums)
+    return epilogues.bound(problem.epilogue, sums, problem.run)
 
 
 def enlarge(problem: Problem, operands: Operands) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from tritongemm.core.epilogues import RESIDUAL
 from tritongemm.core.operands import Operands, Tensor
-from tritongemm.core.problem import PLAIN, Problem
+from tritongemm.core.problem import PLAIN, Operand, Problem
 from tritongemm.core.scaling import NO_SCALES, Scaling
 from tritongemm.core.support import SUPPORTED, Support
+from tritongemm.numerics import epilogues
 from tritongemm.numerics.random_inputs import random_factors, random_inputs
 from tritongemm.numerics.scale_factors import in_rows
 
@@ -18,11 +20,13 @@ def one_group(problem: Problem, rows: int) -> Problem:
 
 def supports(problem: Problem) -> Support:
     """Return whether a grouped problem is one that has inputs and a reference here."""
+    after, unlike = problem.epilogue != "none", problem.masked or problem.microscaled or problem.b.type.packed > 1
     scales = [scaling for scaling in problem.scalings if scaling is not None]
     wrong = (
         "a batch" if problem.batch > 1 else "",
         "a column-major A" if not problem.a.row_major else "",
         f"a bias along {problem.bias.upper()}" if problem.bias != "none" else "",
+        f"the epilogue {problem.epilogue}" if problem.epilogue == RESIDUAL or (after and unlike) else "",
         f"B in the order {problem.b.order}" if problem.b.order != PLAIN and problem.b.type.packed == 1 else "",
         "scales of an entire operand" if any(s.rows == 0 for s in scales) else "",
         "scales with padded rows" if any(s.layout == "groups" and s.pad != (1, 1) for s in scales) else "",
@@ -77,17 +81,19 @@ def reference(problem: Problem, operands: Operands, of_one: Callable[[Problem, O
     """Return C in float64, in the shape of C; NaN in rows that belong to no group."""
     import torch
 
-    shape = problem.operands["c"].shape
+    shape = (*problem.operands["a"].shape[:-1], problem.columns)
     exact = torch.full(shape, float("nan"), dtype=torch.float64, device=operands["a"].device)
-    flat = exact.view(-1, problem.n)
+    flat = exact.view(-1, problem.columns)
     arranged = operands | {
         e.name: in_rows(e.scaling, operands[e.name])
         for e in problem.extras
         if e.scaling is not None and e.scaling.depth and not e.scaling.zeros and e.name in operands
     }
     plain = problem.scaled((_rows(problem.a.scaling), _rows(problem.b.scaling)))
+    plain = replace(plain, epilogue="none", c=Operand("fp32") if problem.epilogue != "none" else problem.c)
     for group, first, rows in groups_of(problem, operands):
-        flat[first : first + rows] = of_one(one_group(plain, rows), _of_group(problem, arranged, group, first, rows))
+        made = of_one(one_group(plain, rows), _of_group(problem, arranged, group, first, rows))
+        flat[first : first + rows] = epilogues.apply(problem.epilogue, made, problem.run)
     return exact
 
 

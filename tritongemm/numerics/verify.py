@@ -23,7 +23,7 @@ def epilogue_reference(problem: Problem, operands: Operands) -> Tensor:
             by_rows = vector.unsqueeze(-1 if extra.along == "m" else -2)
             vector = vector.view_as(exact) if extra.along == "mn" else by_rows
         exact = exact.mul_(vector) if extra.operator == "*" else exact.add_(vector)
-    exact = epilogues.apply(problem.epilogue, exact)
+    exact = epilogues.apply(problem.epilogue, exact, problem.run)
     if (problem.c.type.is_fp8 and not problem.in_blocks) or problem.c.dtype == "int8":
         exact = exact.clamp(-problem.c.type.maximum - (problem.c.dtype == "int8"), problem.c.type.maximum)
     return exact

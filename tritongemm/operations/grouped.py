@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.dtypes import DTYPES
+from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RESIDUAL, is_gated, rows_of_factors
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
-from tritongemm.core.scaling import GRANULARITIES, ScalePair, Scaling
+from tritongemm.core.scaling import GRANULARITIES, SCALED_BLOCK, ScalePair, Scaling
 from tritongemm.core.support import Support
 from tritongemm.operations import checks
 from tritongemm.operations.contract import ProductOperation, Reading
@@ -25,6 +26,7 @@ from tritongemm.operations.factors import (
     spread,
     why_none,
 )
+from tritongemm.operations.linear_act import finished
 from tritongemm.operations.linear_w4 import ACTIVATIONS, QUANTISED, dequantize, read_weight
 from tritongemm.operations.scaled import numbers
 from tritongemm.operations.torch_limits import takes_groups
@@ -44,6 +46,7 @@ class GroupedOperands(NamedTuple):
     out_dtype: torch.dtype | None = None
     scale_layout: str = ""
     order_b: str = PLAIN
+    act: str = ""
 
     @property
     def is_of_four_bits(self) -> bool:
@@ -66,12 +69,20 @@ class GroupedOperands(NamedTuple):
 
     @property
     def result_type(self) -> torch.dtype:
-        """The type of the result."""
+        """The type of the result; of one in blocks that of a."""
+        if self.act in IN_BLOCKS:
+            return self.a.dtype
         if self.out_dtype is not None:
             return self.out_dtype
         if self.scale_a is not None:
             return _BF16
         return output_dtype(self.a, None) if self.scale_b is None else self.a.dtype if self.is_of_four_bits else _BF16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result; of one in blocks its rows, then their factors."""
+        lead, n = self.a.shape[:-1], self.b.shape[2] // (2 if is_gated(self.act) else 1)
+        return (*lead, n) if self.act not in IN_BLOCKS else (lead[0] + rows_of_factors(lead[0]), n)
 
     @property
     def scalings(self) -> ScalePair:
@@ -113,7 +124,7 @@ class Grouped(ProductOperation):
 
     schema = (
         "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
-        "str scale_layout='', str order_b='plain') -> Tensor"
+        "str scale_layout='', str order_b='plain', str act='') -> Tensor"
     )
     operands = GroupedOperands
     sources: ClassVar = {"offsets": "offs", "counts": "offs"}
@@ -155,23 +166,25 @@ class Grouped(ProductOperation):
                 k,
                 *matrices(*checked.dtypes, layout=layout, order=checked.order_b),
                 groups=several,
+                epilogue=checked.act or "none",
             )
         except InputError as error:
             return Support(str(error))
         of_a, of_b = checked.scalings
         problems = readings(plain, (of_a,), (of_b,))
         why = "" if problems else why_none(plain, (of_a,), (of_b,))
-        result = (*a.shape[:-1], n), checked.result_type
+        result = checked.shape, checked.result_type
         return Reading(problems[:1], self.tensors(checked), result, plain=plain, why_none=why)
 
     def infer(self, given: GroupedOperands) -> Tensor:
         """Return a result without contents."""
         _check_extents(given)
-        return given.a.new_empty((*given.a.shape[:-1], given.b.shape[2]), dtype=given.result_type)
+        return given.a.new_empty(given.shape, dtype=given.result_type)
 
     def fallback(self, checked: GroupedOperands) -> Tensor:
-        """Return PyTorch's product."""
-        return grouped(checked)
+        """Return PyTorch's product, and what follows it."""
+        product = grouped(checked._replace(act=""))
+        return finished(checked.act, product, checked.result_type, product.shape[-1] // 2) if checked.act else product
 
 
 GROUPED = Grouped()
@@ -197,6 +210,7 @@ def _check(operands: GroupedOperands) -> None:
         raise InputError(f"order_b is {operands.order_b!r}; it is of weights of four bits (uint8)")
     if operands.scale_layout and (scale_b is None or scale_b.dtype not in EXPONENTS):
         raise InputError(f"scale_layout is {operands.scale_layout!r}; it is of factors that are powers of two (e8m0)")
+    _check_act(operands)
     if not all(operands.dtypes):
         raise InputError(f"there is no product of {a.dtype} and {b.dtype} in {operands.result_type}")
     if scale_b is None and a.dtype != b.dtype:
@@ -204,9 +218,26 @@ def _check(operands: GroupedOperands) -> None:
     if scale_a is not None and scale_b is not None:
         _check_scales(operands, scale_a, scale_b)
         if operands.dtypes[:2] != ("fp4e2m1", "fp4e2m1") and not operands.is_of_four_bits:
-            checks.check_eight_bits(a, b, operands.result_type)
+            checks.check_eight_bits(a, b, operands._replace(act="").result_type)
     if not (a.is_cuda or a.is_meta):
         _check_rows(operands)
+
+
+def _check_act(operands: GroupedOperands) -> None:
+    """Refuse an activation that is none, and of gate and up a number of columns that is not of both."""
+    act, (*_, n) = operands.act, operands.b.shape
+    if not act:
+        return
+    if act not in EPILOGUES[1:] or act == RESIDUAL or operands.masked:
+        known = ", ".join(name for name in EPILOGUES[1:] if name != RESIDUAL)
+        raise InputError(f"act is {act!r}; of rows one after another it may be {known}")
+    if is_gated(act) and n % 2:
+        raise InputError(f"b has {n} columns; with {act} those of gate, then as many of up")
+    if act in IN_BLOCKS and (operands.a.element_size() > 1 or operands.shape[1] % SCALED_BLOCK):
+        columns = operands.shape[1]
+        raise InputError(
+            f"the result is {operands.a.dtype} of {columns} columns; blocks are of fp8, and of {SCALED_BLOCK}"
+        )
 
 
 def _check_extents(operands: GroupedOperands) -> None:

@@ -151,24 +151,28 @@ class ActivatedLayer(ProductOperation):
 
     def fallback(self, checked: ActivatedOperands) -> Tensor:
         """Return the activation of PyTorch's linear layer."""
-        in_blocks = checked.act in IN_BLOCKS
-        plain = (*checked.layer[:3], None) if in_blocks else checked.layer
+        plain = (*checked.layer[:3], None) if checked.act in IN_BLOCKS else checked.layer
         product = SCALED.fallback(checked.scaled) if checked.scaled else linear(*plain)
         if checked.act == RESIDUAL:
             return product + checked.bias
-        if not in_blocks:
-            return apply_epilogue(checked.act, product)
-        result = torch.zeros_like(self.infer(checked))
-        if not checked.rows:
-            return result
-        q, factors = parts(result, checked.rows)
-        found = quantize_blocks(apply_epilogue(checked.act, product.flatten(0, -2)), result.dtype)
-        q.copy_(found[0])
-        factors.copy_(found[1])
-        return result
+        return finished(checked.act, product, checked.result_type)
 
 
 LINEAR_ACT = ActivatedLayer()
+
+
+def finished(act: str, product: Tensor, dtype: torch.dtype, run: int = RUN) -> Tensor:
+    """Return what an epilogue makes of a product; of one in blocks in a type of eight bits, and then the factors."""
+    done = apply_epilogue(act, product, run)
+    if act not in IN_BLOCKS:
+        return done
+    done = done.flatten(0, -2)
+    m, columns = done.shape
+    result = done.new_zeros((m + rows_of_factors(m), columns), dtype=dtype)
+    if m:
+        for part, found in zip(parts(result, m), quantize_blocks(done, dtype), strict=True):
+            part.copy_(found)
+    return result
 
 
 def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:

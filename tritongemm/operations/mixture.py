@@ -16,7 +16,9 @@ from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.operations.factors import EXPONENTS, of_groups
 from tritongemm.operations.grouped import GROUPED, GroupedOperands, check_factors
 from tritongemm.operations.microscaling import FORMATS, packed
-from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, as_taken, empty_rows
+from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, as_taken, empty_rows, parts_of
+
+_GATED = {"silu": "silu_mul", "gelu": "gelu_mul"}  # epilogues of activations
 
 
 class MixtureOperands(NamedTuple):
@@ -78,6 +80,15 @@ class Mixture(Operation):
         _check_extents(given.x, given.w1, given.w2)
         return given.x.new_empty((given.x.shape[0], given.w2.shape[1]))
 
+    def first_products(self, checked: CheckedMixture) -> Iterator[tuple[ProductOperation, GroupedOperands]]:
+        """Yield gate and up of each expert with their activation, then without; none where that is no one kernel."""
+        given, mode = checked
+        is_plain = given.w1_bias is None and not given.is_of_four_bits and mode in ("", "block")
+        if is_plain and given.activation in _GATED:
+            operation, product = next(self.products(given))
+            yield operation, product._replace(act=_GATED[given.activation] + ("_block" if mode else ""))
+            yield operation, product
+
     def products(self, given: MixtureOperands) -> Iterator[tuple[ProductOperation, Any]]:
         """Yield gate and up of each expert, then down, over the rows of all tokens."""
         checked = self.check(given)
@@ -95,8 +106,10 @@ class Mixture(Operation):
 MIXTURE = Mixture()
 
 
-def compute(checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[GroupedOperands], Tensor]) -> Tensor:
-    """Return the result, by what computes the steps and the products."""
+def compute(
+    checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[GroupedOperands], Tensor], act: str = ""
+) -> Tensor:
+    """Return the result, by what computes the steps and the products; `act` is of a first product that activates."""
     given, mode = checked
     x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale = given[:8]
     if not x.shape[0]:
@@ -106,8 +119,11 @@ def compute(checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[Gr
     (rows, of_rows), sorted_ids = steps.route(x, ids, w1.shape[0], mode, _rows_type(given, w1))
     order, place, ends = sorted_ids
     of_w1, of_w2 = (None if one is None else ExpertBias(one, ids, order) for one in (given.w1_bias, given.w2_bias))
-    h = multiply(GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, *_rest(checked.given)))
-    inner, of_inner = steps.activate(h, activation, mode, _rows_type(given, w2), of_w1)
+    h = multiply(GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, *_rest(checked.given), act))
+    if act:
+        inner, of_inner = parts_of(h, ids.numel(), mode)
+    else:
+        inner, of_inner = steps.activate(h, activation, mode, _rows_type(given, w2), of_w1)
     y = multiply(GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, *_rest(checked.given)))
     return steps.combine(y, place, ends, weights, x.dtype, of_w2)
 

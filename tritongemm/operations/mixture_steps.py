@@ -13,6 +13,7 @@ from tritongemm.core.integers import cdiv
 from tritongemm.core.scaling import MX_MODES, powers_of
 from tritongemm.core.scaling import SCALED_BLOCK as DEPTH
 from tritongemm.operations import microscaling
+from tritongemm.operations.linear_act import parts
 from tritongemm.operations.quantisation import by_torch
 
 Rows: TypeAlias = "tuple[Tensor, Tensor | None]"  # and their factors, where they are quantised
@@ -72,6 +73,14 @@ def empty_rows(near: Tensor, rows: int, k: int, mode: str, dtype: torch.dtype) -
 def as_taken(scale: Tensor | None, mode: str) -> Tensor | None:
     """Return the factors that were written for kernels, as `grouped_mm` takes them."""
     return scale.mT if scale is not None and mode == "block" else scale
+
+
+def parts_of(result: Tensor, rows: int, mode: str) -> Rows:
+    """Return the rows of a product that was activated, with the factors behind them where they are quantised."""
+    if not mode:
+        return result, None
+    q, factors = parts(result, rows)
+    return q, as_taken(factors, mode)
 
 
 def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -141,6 +141,8 @@ def describe_calls(problem: Problem) -> str:
     """Return which calls a row of a problem serves, in words; of a problem that no call asks for, why."""
     if reason := why_unserved(problem):
         return f"no call: they are {reason}"
+    if problem.epilogue != "none" and problem.groups:
+        return f'grouped_mm(…, act="{problem.epilogue}"), and fused_moe where both of its products have rows'
     if problem.epilogue != "none":
         rows = " whose rows of gate and of up alternate (interleave_gate_up)" if problem.fold > 1 else ""
         if problem.epilogue == RESIDUAL:

@@ -191,7 +191,7 @@ class Dispatcher:
         self.weights_by_layout |= {(p.n, p.k) for p, of_layer in products.items() if not of_layer}
         self.weights = self.layer_weights | self.weights_by_layout
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
-        self.gated_weights |= {(p.n, p.k) for p in problems if p.fold > 1}
+        self.gated_weights |= {(p.n, p.k) for p in problems if p.fold > 1 and not p.groups}
         self.scaled_weights |= {(p.n, p.k) for p in problems if served_problems.is_scaled(p)}
         self.packed_weights += Counter(filter(None, map(served_problems.packed_weight, problems)))
         stated = {p: served_problems.is_scaled(p) for p in (row.record.problem for row in rows if row.record.order)}

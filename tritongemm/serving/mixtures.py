@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +14,11 @@ from tritongemm.build.expert_kernels import Chosen
 from tritongemm.build.few_expert_kernels import MOST_ROWS, SCALES, FewExperts, choose_down, choose_gate_up
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import PLAIN
+from tritongemm.core.record import Record
 from tritongemm.core.scaling import MX_MODES
 from tritongemm.operations import microscaling, mixture_steps
 from tritongemm.operations.checks import is_wrapped, wants_gradient
+from tritongemm.operations.contract import ProductOperation
 from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperands, compute
 from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, Rows, as_taken, empty_rows
 from tritongemm.operations.torch_products import DTYPE_NAMES
@@ -27,7 +29,10 @@ from tritongemm.serving.launching import MISALIGNED_BITS
 from tritongemm.serving.products import run_grouped
 from tritongemm.serving.traced_operations import define
 
+T = TypeVar("T")
+
 _ID_TYPES = {torch.int32: "i32", torch.int64: "i64"}
+_LEAST_STEP: Final = 2e-6  # Seconds that an activation by itself takes in a graph, at least.
 
 
 def fused_moe(  # noqa: PLR0913 (what a mixture has)
@@ -114,7 +119,7 @@ def _compute(checked: CheckedMixture) -> Tensor:
     if not isinstance(steps, MoeKernels):
         return MIXTURE.fallback(checked)
     few = steps.compute_few(checked)
-    return compute(checked, steps, lambda given: run_grouped(*given)) if few is None else few
+    return few if few is not None else compute(checked, steps, lambda given: run_grouped(*given), steps.act_of(checked))
 
 
 _trace = define(MIXTURE, _run)
@@ -164,19 +169,38 @@ class MoeKernels:
 
         The other product's is little slower so, and three kernels less make up for that.
         """
+
+        def decide(tuned: list[Record]) -> bool:
+            return len(tuned) == 2 and any(one.config.block_m == 1 for one in tuned) and _is_for_few(checked)
+
+        return self._decided("few", checked, MIXTURE.products(checked.given), decide)
+
+    def act_of(self, checked: CheckedMixture) -> str:
+        """Return the epilogue of the first product where rows say that with it one kernel is faster than two steps."""
+
+        def decide(tuned: list[Record]) -> str:
+            both = [one.served_seconds for one in tuned]
+            faster = len(both) == 2 and both[0] < both[1] + _LEAST_STEP
+            return tuned[0].problem.epilogue if faster and not default_dispatcher().wants_invariant_rows else ""
+
+        return self._decided("act", checked, MIXTURE.first_products(checked), decide)
+
+    def _decided(
+        self, name: str, checked: CheckedMixture, products: Iterable[tuple[ProductOperation, Any]],
+        decide: Callable[[list[Record]], T],
+    ) -> T:  # fmt: skip
+        """Return what the tuned rows of products say of such a mixture, which is asked once."""
         given = checked.given
         shapes = given.x.shape, given.w1.shape, given.topk_ids.shape
         kinds = given.x.dtype, given.w1.dtype, given.topk_weights.dtype, checked.mode, given.w1_bias is None
-        key = ("few", given.x.get_device(), *shapes, *kinds)
-        known: bool | None = self._table.get(key)
-        if known is None:
-            found = [default_dispatcher().ask(*product).resolution for product in MIXTURE.products(given)]
-            tuned = [one.record for one in found if one.kind not in NOT_TUNED and one.record is not None]
-            one_row = any(record.config.block_m == 1 for record in tuned)
-            known = len(tuned) == len(found) and one_row and _is_for_few(checked)
-            if all(one.lasting for one in found):
-                keep(self._table, key, known)
-        return known
+        key = (name, given.x.get_device(), given.activation, *shapes, *kinds)
+        if key in self._table:
+            return cast("T", self._table[key])
+        found = [default_dispatcher().ask(*product).resolution for product in products]
+        decided = decide([one.record for one in found if one.kind not in NOT_TUNED and one.record is not None])
+        if all(one.lasting for one in found):
+            keep(self._table, key, decided)
+        return decided
 
     def sort(self, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sort as `MixtureSteps.sort`."""
@@ -267,7 +291,7 @@ def _is_for_few(checked: CheckedMixture) -> bool:
     """Return whether the two kernels for few tokens read such operands."""
     given, mode = checked
     is_plain = given.w1_bias is None and given.w2_bias is None and not given.is_of_four_bits and mode in SCALES
-    is_plain &= given.topk_ids.numel() <= MOST_ROWS[given.w1.element_size()]
+    is_plain &= given.topk_ids.numel() <= MOST_ROWS
     fits = given.topk_ids.shape[1] <= expert_kernels.MOST_TOPK and given.w1.is_contiguous() and given.w2.is_contiguous()
     return is_plain and fits and DTYPE_NAMES.get(given.topk_weights.dtype) in expert_kernels.WEIGHT_TYPES
 

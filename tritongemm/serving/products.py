@@ -26,6 +26,7 @@ from tritongemm.serving.traced_operations import define
 _BFLOAT16: Final = torch.bfloat16
 _FLOAT32: Final = torch.float32
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN_OR_NONE: Final = _PLAIN | {type(None)}
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
@@ -301,7 +302,7 @@ def _traced_bmm(*given: Any) -> Tensor:
     return operands.out.copy_(result)
 
 
-def grouped_mm(
+def grouped_mm(  # noqa: PLR0913 (what a product of groups has)
     a: Tensor,
     b: Tensor,
     offs: Tensor,
@@ -311,6 +312,7 @@ def grouped_mm(
     *,
     scale_layout: str = "",
     order_b: str = PLAIN,
+    act: str = "",
 ) -> Tensor:
     """Multiply each group's rows of a by the group's own matrix of b, with a tuned kernel, else with PyTorch.
 
@@ -330,6 +332,8 @@ def grouped_mm(
         scale_layout: "" for powers of two in rows, or a plug-in of numerics/scale_layouts that gives their layout: a's
             factors of all rows together, padded, and b's of each group.
         order_b: memory layout of weights of four bits, as of `linear_w4`.
+        act: "", or as of `linear_act`, of rows one after another. Of gate and up b has all columns of gate, then those
+            of up, and the result is [M, N / 2]; with _block it is of a's type, its factors behind it.
 
     Returns:
         [M, N] or [groups, rows, N], contiguous, ordered on the current stream. Rows that belong to no group are
@@ -345,35 +349,30 @@ def grouped_mm(
         >>> tritongemm.grouped_mm(a, b, ends).shape
         torch.Size([4, 8])
     """
+    given = a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b, act
     if _compiling():
-        return _traced_grouped(*GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b))
-    served: Tensor | None = native_calls.serve(
-        _find_grouped, engine.default.calls.compiled, a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b
-    )
+        return _traced_grouped(*given)
+    served: Tensor | None = native_calls.serve(_find_grouped, engine.default.calls.compiled, *given)
     if served is not None:
         return served
     if (
-        type(a) not in _PLAIN
-        or type(b) not in _PLAIN
-        or type(offs) not in _PLAIN
-        or (scale_a is not None and type(scale_a) not in _PLAIN)
-        or (scale_b is not None and type(scale_b) not in _PLAIN)
+        not {type(a), type(b), type(offs)} <= _PLAIN
+        or not {type(scale_a), type(scale_b)} <= _PLAIN_OR_NONE
         or _modes()
         or _forward._current_level >= 0
         or (_grad() and wants_gradient(a, b, scale_a, scale_b))
     ):
-        given = GroupedOperands(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
-        return _unusual(GROUPED, _traced_grouped, given)
-    return _run_grouped(a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b)
+        return _unusual(GROUPED, _traced_grouped, GroupedOperands(*given))
+    return _run_grouped(*given)
 
 
-def _grouped_key(
+def _grouped_key(  # noqa: PLR0913
     a: Tensor, b: Tensor, offs: Tensor, scale_a: Tensor | None = None, scale_b: Tensor | None = None,
-    out_dtype: torch.dtype | None = None, scale_layout: str = "", order_b: str = PLAIN,
+    out_dtype: torch.dtype | None = None, scale_layout: str = "", order_b: str = PLAIN, act: str = "",
 ) -> CallKey:  # fmt: skip
     key: CallKey = (
         "grouped", a.shape, a.stride(), b.shape, b.stride(), offs.shape, offs.stride(), a.dtype, b.dtype,
-        offs.dtype, a.get_device(), b.get_device(), offs.get_device(), out_dtype, scale_layout, order_b,
+        offs.dtype, a.get_device(), b.get_device(), offs.get_device(), out_dtype, scale_layout, order_b, act,
     )  # fmt: skip
     for name, one in (("scale_a", scale_a), ("scale_b", scale_b)):
         if one is not None:

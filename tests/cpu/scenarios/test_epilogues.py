@@ -11,6 +11,7 @@ from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
+from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
@@ -65,6 +66,13 @@ def test_refusals() -> None:
     assert "8 columns of gate, then 8 of up" in str(registry.get(Family, "dense").supports(odd, SM90))
     with pytest.raises(InputError, match="epilogue must be one of none, silu"):
         Problem(4, 32, 32, epilogue="swish")
+    for groups, changes, says in (
+        (Groups(4, 8), {}, "not the epilogue silu_mul"),
+        (Groups(4), {"n": 33}, "N is 33, but must be even"),
+        (Groups(4), {"epilogue": "add"}, "not the epilogue add"),
+    ):
+        of_groups = replace(Problem(4, 32, 32, epilogue="silu_mul", groups=groups), **changes)
+        assert says in str(registry.get(Family, "dense").supports(of_groups, SM90))
     integers = Problem(4, 32, 32, *matrices("int8", c="int32"), epilogue="relu")
     assert "one product of floats" in str(registry.get(Family, "dense").supports(integers, SM90))
 
@@ -101,10 +109,13 @@ def test_the_baseline_is_a_product_and_a_kernel(monkeypatch: pytest.MonkeyPatch,
     assert not verify.library_fault(problem, verify.compare(problem, family, c, family.reference(problem, operands)))
 
 
-@pytest.mark.parametrize(("m", "epilogue"), [(1, "silu_mul"), (512, "silu_mul_block")])
-def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str) -> None:
+@pytest.mark.parametrize(
+    ("m", "epilogue", "groups"), [(1, "silu_mul", 1), (512, "silu_mul_block", 1), (64, "silu_mul", 8)]
+)
+def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str, groups: int) -> None:
     of_c, triton = "fp8e4m3fn" if "block" in epilogue else "bf16", registry.get(KernelBackend, "triton")
     problem = Problem(m, 3072, 1024, *matrices("bf16", c=of_c, layout="TN"), epilogue=epilogue)
+    problem = problem if groups == 1 else replace(problem, groups=Groups(groups))
     kept = prune(space(problem, SM90), problem, SM90).kept
     assert kept and all(triton.check(config, problem, SM90) for config in kept[::7])
 
@@ -124,10 +135,11 @@ from tritongemm.numerics import epilogues
 fp8 = torch.finfo(torch.float8_e4m3fn)
 torch.finfo = lambda _: fp8  # of float32, in which it is interpreted
 for epilogue in ("block", "silu_mul_block", "gelu_block", "gelu_tanh_mul_block", "relu_block"):
+    run = 256 if "tanh" in epilogue else 8  # of groups, and of one product
     made = torch.randn(13, 512)
-    wanted = epilogues.apply(epilogue, made)
+    wanted = epilogues.apply(epilogue, made, run)
     rows, factors = torch.empty_like(wanted), torch.empty(wanted.shape[1] // 128, 13)
-    quantise(epilogue, made, rows, factors)
+    quantise(epilogue, run, made, rows, factors)
     torch.testing.assert_close(rows * factors.T.repeat_interleave(128, 1), wanted, rtol=1e-5, atol=1e-5)
     assert rows.abs().max() <= 448.001
 print("alike")

@@ -1,5 +1,6 @@
 """Kernels of grouped products in Triton's interpreter: forms, scales, types, empty and uneven groups, odd sizes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.support.kernel_cases import GFX942, SM90
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
@@ -21,6 +22,7 @@ DESCRIBED = Config("grouped_tma", 16, 32, 16, 2, options=(("per_unit", 1),))
 DESCRIBED_FEW = Config("grouped_tma", 16, 16, 32, options=(("swap_ab", 1),))
 SERVED = Config("grouped_tile", 16, 64, 32, 2)  # on sm90 swapped where its operands are fp8
 ROW = Config("grouped_gemv", 1, 16, 128)
+GATED_ROW = Config("grouped_gemv", 1, 4, 128)
 COUNTS = (7, 0, 33, 1, 0)
 WIDE = Config("grouped", 16, 256, 128)
 BLOCKS = (WIDE, Config("grouped", 32, 64, 64, options=(("swap_ab", 1),)), Config("grouped_tma", 16, 64, 128),
@@ -51,6 +53,18 @@ def test_uneven_groups_at_odd_sizes(interpreted: Interpreted, room: int, row_maj
     problem = grouped("dense", 40, 48 if row_major_b else 40, "fp16", "fp16", room, row_major_b=row_major_b)
     described = [DESCRIBED] if row_major_b else [DESCRIBED, DESCRIBED_FEW]
     interpreted.check(problem, [PLAIN, FEW, SERVED, ROW, *described], SM90)
+
+
+@pytest.mark.parametrize("counts", [COUNTS, pytest.param((0, sum(COUNTS), 0, 0, 0), marks=pytest.mark.heavy)])
+def test_gate_and_up(interpreted: Interpreted, counts: tuple[int, ...]) -> None:
+    """Columns of up are behind all of gate's, and a tile has some of both; of blocks each with their own factors."""
+    groups = Groups(len(counts), spread="captured", counts=counts)
+    plain = replace(grouped("dense", 44, 40, "bf16", "bf16"), groups=groups, epilogue="silu_mul")
+    interpreted.check(plain, [PLAIN, FEW, SERVED, GATED_ROW], SM90)
+    scaled = replace(grouped("a8w8_blockscale", 384, 128, "fp8e4m3fn", "bf16"), groups=groups, epilogue="silu_mul")
+    interpreted.check(scaled, [Config("grouped", 16, 128, 128), Config("grouped_gemv", 1, 64, 128)], SM90)
+    in_blocks = replace(scaled, n=512, epilogue="silu_mul_block", c=Operand("fp8e4m3fn"))
+    interpreted.check(in_blocks, [replace(WIDE, options=(("swap_ab", 1),))], SM90)
 
 
 @pytest.mark.parametrize("room", [0, 36])

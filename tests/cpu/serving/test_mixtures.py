@@ -314,3 +314,30 @@ def test_aiters_name_takes_it_too() -> None:
         w1_scale=mixture.scales[0], w2_scale=mixture.scales[1],
     )  # fmt: skip
     assert torch.equal(found, mixture.compute())
+
+
+@pytest.mark.parametrize(
+    ("gated", "plain", "invariant", "wanted"),
+    [(1.1, 1.0, False, "silu_mul"), (1.3, 1.0, False, ""), (1.0, 1.0, True, ""), (1.0, None, False, "")],
+)
+def test_gate_and_up_are_activated_by_their_product_where_its_row_is_not_slower(
+    monkeypatch: pytest.MonkeyPatch, gated: float, plain: float | None, invariant: bool, wanted: str
+) -> None:
+    """Than the row of the product alone by more than a step takes; not where rows must be invariant."""
+    x, w1, w2 = (torch.ones(*shape, dtype=torch.bfloat16) for shape in ((2, 64), (4, 96, 64), (4, 64, 48)))
+    given = MixtureOperands(x, w1, w2, torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64))
+
+    def ask(operation: Any, operands: GroupedOperands) -> Any:
+        reading = operation.read(operands)
+        seconds = gated if operands.act else plain
+        of = (
+            None
+            if seconds is None
+            else record(reading.problems[0], Config("grouped", 16, 64, 64), seconds=seconds * 1e-5)
+        )
+        return SimpleNamespace(resolution=Resolution("exact" if of else "fallback", "", record=of))
+
+    stand_in = SimpleNamespace(ask=ask, wants_invariant_rows=invariant)
+    monkeypatch.setattr(mixtures, "default_dispatcher", lambda: stand_in)
+    assert MoeKernels(None, {}).act_of(MIXTURE.check(given)) == wanted  # type: ignore[arg-type]
+    assert not MoeKernels(None, {}).act_of(MIXTURE.check(given._replace(activation="clamped_swiglu")))  # type: ignore[arg-type]

@@ -71,7 +71,8 @@ class TorchBackend(LibraryBackend):
         import torch
 
         if problem.epilogue != "none":
-            return two_steps(problem, operands, lambda p, own: self.operation(p, own, CHOICE))
+            into = None if problem.groups else CHOICE  # PyTorch's grouped products only give new memory
+            return two_steps(problem, operands, lambda p, own: self.operation(p, own, into))
         if problem.kind == "batched":
             if batched_function(problem):
                 return batched_product(problem, operands)
@@ -136,9 +137,9 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
     c, added = operands["c"], operands.get("bias") if problem.epilogue == RESIDUAL else None
     rows, factors = linear_act.parts(c, problem.m) if problem.in_blocks else (c, None)
 
-    def finish(epilogue: str, made: Any, rows: Any, factors: Any, added: Any = None) -> Any:
+    def finish(epilogue: str, run: int, made: Any, rows: Any, factors: Any, added: Any = None) -> Any:
         done = made.float() + added.view_as(made) if epilogue == RESIDUAL else made.float()
-        done = linear_act.apply_epilogue(epilogue, done)
+        done = linear_act.apply_epilogue(epilogue, done, run)
         if factors is not None:
             done, found = linear_act.quantize_blocks(done, rows.dtype)
             factors.copy_(found)
@@ -153,13 +154,14 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
         from tritongemm.backends.torch.quantised_step import quantise as one_kernel
     try:
         with torch._dynamo.config.patch(known):
-            one_kernel(problem.epilogue, product, rows, factors, added)
+            one_kernel(problem.epilogue, problem.run, product, rows, factors, added)
     except Exception:  # the machine has no compiler for it
         one_kernel = finish
 
     def compute() -> object:
         made = call()
-        one_kernel(problem.epilogue, made if isinstance(made, torch.Tensor) else product, rows, factors, added)
+        result = made if isinstance(made, torch.Tensor) else product
+        one_kernel(problem.epilogue, problem.run, result, rows, factors, added)
         return c
 
     return compute

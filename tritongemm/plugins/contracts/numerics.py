@@ -51,9 +51,11 @@ class Family(Plugin, abstract=True):
             return Support(f"family {self.name} computes {kinds} GEMM a call; {problem.kind} ones are not computed yet")
         if problem.scalings not in self.scalings(problem.a.dtype, problem.b.dtype):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
-        if problem.epilogue != "none" and (problem.kind != "one" or problem.c.type.is_integer):
-            return Support(f"{problem.epilogue} is computed of one product of floats, not {problem.key}")
-        if problem.fold > 1 and problem.n % (2 * RUN):
+        if problem.epilogue != "none" and (problem.kind == "batched" or problem.c.type.is_integer):
+            return Support(f"{problem.epilogue} is computed of one product of floats, or of groups, not {problem.key}")
+        if problem.groups and problem.fold > 1 and problem.n % 2:
+            return Support(f"N is {problem.n}, but must be even: with {problem.epilogue} B has gate, then up")
+        if not problem.groups and problem.fold > 1 and problem.n % (2 * RUN):
             return Support(
                 f"N is {problem.n}, but must be a multiple of {2 * RUN}: "
                 f"with {problem.epilogue} B has {RUN} columns of gate, then {RUN} of up, in turn"
@@ -61,7 +63,7 @@ class Family(Plugin, abstract=True):
         if problem.in_blocks and (not problem.c.type.is_fp8 or problem.columns % SCALED_BLOCK):
             what = f"{problem.c.dtype} and {problem.columns} columns"
             return Support(f"blocks of C are of fp8 and of {SCALED_BLOCK} columns: {what} can't be {problem.epilogue}")
-        if problem.fold > 1 and problem.b.scaling and problem.b.scaling.rows > 1:
+        if not problem.groups and problem.fold > 1 and problem.b.scaling and problem.b.scaling.rows > 1:
             return Support(f"columns of gate and of up alternate with {problem.epilogue}, and can't share scales")
         return self._computes(problem)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,8 @@ FOUR_BITS = (
     Config("tile", 16, 64, 256, 1, 2, 4, 3, (("poll", 1), ("swap_ab", 1))),
     Config("fragments", 16, 64, 256, 1, 2, 2, 3, (("slices", 2), *SWAPPED)),
     Config("fragments", 64, 128, 128, 4, 1, 8, 4, SWAPPED),
+    Config("ws_fragments", 128, 128, 128, 2, 1, 8, 4, (("epilogue_parts", 1), ("share", 1), *SWAPPED)),
+    Config("ws_fragments", 64, 128, 64, 1, 2, 8, 4, (("epilogue_parts", 1), ("share", 0), *SWAPPED)),
 )
 FOUR_BITS_GROUPED = (
     Config("grouped", 16, 64, 128, 1, 1, 4, 3, (("swap_ab", 1),)),
@@ -188,6 +191,7 @@ FOUR_BITS_GROUPED = (
     Config("grouped_fragments", 8, 32, 512, 1, 1, 4, 3, (("slices", 4), *SWAPPED)),
     Config("grouped_fragments", 16, 64, 256, 1, 1, 2, 3, (("slices", 2), *SWAPPED)),
     Config("grouped_fragments", 64, 128, 128, 4, 1, 8, 4, SWAPPED),
+    Config("grouped_fragments", 8, 64, 256, 1, 1, 2, 3, (("slices", 2), *SWAPPED, ("turns", 4))),  # of a short K
 )
 COUNTS = (7, 0, 133, 1)
 CASES = {
@@ -195,7 +199,7 @@ CASES = {
     "a16w4 fp16": ("fp16", "int4", ("weight_64_zeros_fp16",), "plain"),
     "a16w4 fp4": ("bf16", "fp4e2m1", ("weight_mx",), "halves_32"),
     "a16w4 fragments": ("bf16", "int4", ("weight_128_zeros", "weight_32"), "fragments"),
-    "a16w4 fp4 fragments": ("bf16", "fp4e2m1", ("weight_mx",), "fragments"),
+    "a16w4 fp4 fragments": ("bf16", "fp4e2m1", ("weight_mx", "weight_16"), "fragments"),
     "a16w4 nvfp4": ("bf16", "fp4e2m1", ("weight_16",), "plain"),
     "a8w4": ("fp8", "fp4e2m1", ("mx", "row_weight_mx", "block_weight_mx", "block_rows_weight_mx"), "halves_32"),
     "a8w4 int4": ("fp8", "int4", ("row_weight_128_zeros", "block_weight_128"), "plain"),
@@ -211,9 +215,9 @@ def test_weights_of_four_bits(gpu: GpuEvaluator, compiler: BuildPool, case: str,
     of_a = fp8(gpu.target) if of_a == "fp8" else of_a
     family = registry.get(Family, case.split()[0])
     groups = None if room is None else Groups(len(COUNTS), room, "captured", COUNTS)
-    for scales in granularities:
+    for scales, k in product(granularities, (1152, 256) if order == "fragments" and groups else (1152,)):
         n = 336 if order == "fragments" else 328  # which want blocks of 16
-        plain = Problem(sum(COUNTS), n, 1152, *matrices(of_a, of_b, "bf16", layout="TN"), groups=groups)
+        plain = Problem(sum(COUNTS), n, k, *matrices(of_a, of_b, "bf16", layout="TN"), groups=groups)
         problem = family.problem(plain, scales)
         problem = replace(problem, b=problem.b._replace(order=order), bias="none" if groups else "n")
         if not family.supports(problem, gpu.target):

@@ -56,6 +56,7 @@ FRAGMENTS_OF_GROUPS = (
     Config("grouped_fragments", 8, 32, 256, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),
     Config("grouped_fragments", 16, 16, 256, 2, num_warps=2, options=(("slices", 2), ("swap_ab", 1))),
     Config("grouped_fragments", 8, 64, 128, num_warps=4, options=(("swap_ab", 1),)),
+    Config("grouped_fragments", 8, 16, 512, num_warps=4, options=(("slices", 4), ("swap_ab", 1), ("turns", 2))),
 )
 GLUON = (WS, WS_SPLIT, WS_SWAPPED)  # no interpreter for these
 WS_FRAGMENTS = Config("ws_fragments", 96, 128, 64, 2, num_warps=8, num_stages=4, options=(("share", 1), ("swap_ab", 1)))

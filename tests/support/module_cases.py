@@ -116,6 +116,6 @@ CASES = {
     "groups of int4 in fragments": ModuleCase(
         replace(_fragments("int4", "weight_64_zeros"), groups=_GROUPS), FRAGMENTS_OF_GROUPS
     ),
-    "fp4 in fragments": ModuleCase(_fragments("fp4e2m1", "weight_mx"), FRAGMENTS),
+    "fp4 in fragments": ModuleCase(_fragments("fp4e2m1", "weight_mx"), (*FRAGMENTS, WS_FRAGMENTS)),
     "grouped fp4": ModuleCase(_problem("a4w4_blockscale", "fp4e2m1", groups=_GROUPS), MX_GROUPED, True),
 }

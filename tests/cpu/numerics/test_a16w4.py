@@ -101,7 +101,7 @@ def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: T
         ("zeros = tl.load(of_b_at + N)", "zeros = tl.load(of_b_at)", 2, ZEROS),
         ("* (BLOCK_K // 16) + tl", "* (BLOCK_K // 16) + 1 + tl", 0, NVFP4),
         ("tl.join(q0, q2)", "tl.join(q0, q1)", 0, IN_FRAGMENTS),
-        ("* SLICE) // 128", "* SLICE) // 256", 1, IN_FRAGMENTS),
+        (", None] * SLICE", ", None] * (SLICE // 2)", 1, IN_FRAGMENTS),
     ],
     ids=["swapped halves", "another zero", "factors of the block before", "the first factors", "the first zero points",
          "factors as zero points", "factors of the next 16", "numbers of a word", "factors of another warp"],
@@ -152,6 +152,9 @@ def test_what_it_is_for() -> None:
         few = replace(IN_FRAGMENTS, m=1, n=2560, k=k)
         kept = prune(space(few, SM90), few, SM90).kept
         assert {config.block_k // config.option("slices", 1) for config in kept} == slices
+    for count, n, k, turns in ((384, 7168, 256, {1, 4, 8, 16}), (8, 512, 256, {1}), (384, 512, 7168, {1})):
+        experts = replace(IN_FRAGMENTS, m=512, n=n, k=k, groups=Groups(count))
+        assert {config.option("turns", 1) for config in prune(space(experts, SM90), experts, SM90).kept} == turns
     assert INT4.bytes == 19 * 384 * 2 + 40 * 192 + 40 * 3 * 2 + 19 * 40 * 2
     for problem, reason in (
         (replace(INT4, b=INT4.b._replace(row_major=True)), "column-major"),

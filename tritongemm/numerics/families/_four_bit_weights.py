@@ -9,7 +9,7 @@ from tritongemm.numerics.families._standard import StandardFamily, unpacked
 from tritongemm.numerics.scale_factors import four_bits_as_numbers, multiplied
 from tritongemm.numerics.verify import epilogue_reference
 
-_OF_ONE_FACTOR = 12.0  # times larger the rounding is where one factor is for all of K
+_OF_ONE_FACTOR = 14.0  # times larger the rounding is where one factor is for all of K
 SIZES = {"int4": 4.6, "fp4e2m1": 2.9}  # root mean square of numbers whose bits are random
 
 
@@ -34,7 +34,8 @@ class FourBitWeightFamily(StandardFamily, abstract=True):
         """Return how many times larger the rounding of numbers times factors is, beside the root mean square of C.
 
         With few factors along K some elements of C are far larger than that, and so is their rounding: that alone is up
-        to 0.017 with 9 of them, and on an H200 the error was 0.015. Powers of two round nothing.
+        to 0.017 with 9 of them, and on an H200 the error was 0.015, and 0.0164 with 32 of them in 29 million elements.
+        Powers of two round nothing.
         """
         if problem.b.scaling is None or problem.b.scaling.dtype == "e8m0":
             return 1.0

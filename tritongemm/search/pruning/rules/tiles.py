@@ -162,13 +162,10 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
     several = problem.batch > 1  # perhaps groups, of which some have more rows than most
     if shared and (config.block_m > max(held, SLICED_ROWS * several) or problem.m > SLICED_ROWS):
         return f"slices of K in blocks of {config.block_m} for {problem.m} rows, limit {SLICED_ROWS}"
-    warps = count_tiles(config, problem) * config.split_k * config.num_warps
-    if (
-        shared
-        and not several
-        and warps < LEAST_WARPS * target.compute_units
-        and problem.k >= 4 * config.split_k * config.block_k
-    ):
+    turns = config.option("turns", 1)
+    warps = count_tiles(config, problem) * config.split_k * config.num_warps // turns
+    long = not several and problem.k >= 4 * config.split_k * config.block_k
+    if warps < LEAST_WARPS * target.compute_units and (turns > 1 or (shared and long)):
         return f"{warps} warps on {target.compute_units} CUs, {LEAST_WARPS} on each wanted"
     if not shared and (problem.m <= UNSLICED_ROWS or config.block_m < min(64, held)):
         return f"no slices of K in blocks of {config.block_m} for {problem.m} rows"

@@ -80,8 +80,12 @@ def _words(text: str) -> str:
 
 
 def _unknown(name: str) -> TargetError:
+    start = _words(name).rstrip()
+    chips = [chip for target in target_names() for chip in space_file(target)["chips"]]
+    meant = [chip for chip in chips if start and _words(chip).startswith(start)]
+    hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
     return TargetError(
-        f"unknown target {name[:100]!r}; there are: {', '.join(target_names())}, or a GPU's name, such as h200"
+        f"unknown target {name[:100]!r}; there are: {', '.join(target_names())}, or a GPU's name, such as h200{hint}"
     )
 
 

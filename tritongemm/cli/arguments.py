@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tritongemm.report.plain_table import keep_words, terminal_width
 from tritongemm.system.printable import printable
 from tritongemm.system.version import VERSION
 
@@ -76,7 +77,8 @@ class Parser(argparse.ArgumentParser):
             message = f"there is no command {choice[1]}"
         said = printable(f"{message}; did you mean {meant}?" if meant else message)
         lists = "the commands" if self.prog == "tritongemm" else "all options"
-        self.exit(2, f"error: {said} ({self.prog} --help lists {lists})\n")
+        line = keep_words(f"error: {said} ({self.prog} --help lists {lists})", terminal_width(sys.stderr))
+        self.exit(2, f"{line}\n")
 
     def _registered(self, word: str) -> str:
         """Return a word spelled as this parser's option, or the start of one, with its ``_`` and ``-``."""

@@ -88,12 +88,14 @@ def _read(path: Path) -> _Source:
         faults = library.faults()
         claims = [Claim(one.record, one.kernel, faults.pop(one.name, "")) for one in library.all_entries()]
         damaged = [f"{path}: {printable(name)}: {fault.removeprefix(f'{path}: ')}" for name, fault in faults.items()]
+        left = ""
     else:
         found = sizes.from_results(path, Defaults())
+        left = f": {found.describe_untuned()}"
         claims = [Claim(row.record) for row in found.rows if row.record is not None]
         damaged = [row.reason for row in found.damaged]
     if not claims and not damaged:
-        raise InputError(f"{path}: contains no tuned result; tune it first")
+        raise InputError(f"{path}: holds no tuned result{left}; tune it first")
     return _Source(path, tuple(claims), tuple(damaged))
 
 

@@ -110,8 +110,7 @@ def _add_results(found: _Found, path: Path, text: str, source: Format, family: s
     found.notes += [row.reason for row in results.damaged]
     records = [row.record for row in results.rows if row.record is not None]
     if len(records) < len(results.rows):
-        count = len(results.rows) - len(records)
-        found.notes.append(f"{path}: {count} rows are sizes, or name kernels that can't be run from here")
+        found.notes.append(f"{path}: {results.describe_untuned()}")
     for record in records:
         thing = (record.problem, record.target, record.compute_units)
         known = found.records.setdefault(thing, record)

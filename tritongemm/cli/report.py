@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
     if args.shipped is not None:
         result_files.read_shipped(args.shipped, found)
     if not found.records:
-        raise InputError(f"{', '.join(sources)}: no result with a time; name results of tritongemm tune")
+        left = "".join(f" ({note.rstrip('.')})" for note in found.notes[:1])
+        raise InputError(f"{', '.join(sources)}: no result with a time{left}; name results of tritongemm tune")
     data = result_files.gathered(found, sources, result_files.calls_of(args.workload, defaults, found))
     if args.server:
         data = replace(data, server=read_comparison(Path(args.server), read_text(Path(args.server))))

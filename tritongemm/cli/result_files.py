@@ -74,6 +74,8 @@ def read(path: Path, defaults: Defaults, found: ReadFiles) -> None:
     found.add(row.record for row in held.rows if row.record is not None)
     found.damaged |= bool(held.damaged)
     found.notes += [f"Left out: {row.reason}" for row in held.damaged]
+    if left := held.describe_untuned():
+        found.notes.append(f"{path}: {left}.")
     beside = RunFiles(path).journal
     if beside.is_file():
         _add_history(beside, found)

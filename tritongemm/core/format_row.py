@@ -76,6 +76,18 @@ class ResultsFile:
         which = f"rows {', '.join(numbers[:_MOST_NAMED])}{others} are" if len(numbers) > 1 else "the row is"
         return f"{self.damaged[0].reason}; {which} not used"
 
+    def describe_untuned(self) -> str:
+        """Return what the rows without a result hold instead, and how many rows hold each; "" if there is none."""
+        kinds: dict[str, list[FormatRow]] = {}
+        for row in (row for row in self.rows if row.record is None):
+            held = "configs without a time" if row.config else "sizes alone"
+            kinds.setdefault("kernels that nothing here runs" if row.foreign else held, []).append(row)
+        return "; ".join(
+            f"{held} in {len(rows)} row{'s'[: len(rows) > 1]}"
+            + (f", row {rows[0].number} {rows[0].foreign}" if rows[0].foreign else "")
+            for held, rows in kinds.items()
+        )
+
     def require_undamaged(self) -> ResultsFile:
         """Return the file itself; an InputError says what is wrong with the first damaged row, if there is one."""
         if self.damaged:

@@ -83,5 +83,5 @@ def winning_solution(record: Record) -> NamedKernel | Support:
     except InputError:  # a backend that is not here
         kernel = None
     if record.winner != config.backend or kernel is None or kernel.library != LIBRARY:
-        return Support(f"{config.short_name} won, which is no solution of hipBLASLt")
+        return Support(f"{config.name} won, which is no solution of hipBLASLt")
     return kernel

@@ -109,11 +109,9 @@ class TileTables(_tile_rows.ServerTables, abstract=True):
         if record.winner != config.backend:
             reason = f"{printable(record.winner)} won, which is not the server's kernel"
         elif not self._holds(config, kind):
-            reason = f"{config.short_name} won, which is not the server's kernel, or more than a row holds"
+            reason = f"{config.name} won, which is not the server's kernel, or more than a row holds"
         elif config.block_k not in depths:
-            reason = (
-                f"{config.short_name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
-            )
+            reason = f"{config.name} won, and the server's kernel takes {', '.join(map(str, depths))} of K at once"
         else:
             return _tile_rows.row_of(config, kind)
         return None if kind.default is None else Support(reason)

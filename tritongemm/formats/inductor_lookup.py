@@ -164,7 +164,7 @@ def _config_of(record: Record) -> dict[str, Any] | Support:
     row |= {key: getattr(config, name) for key, name in _FIELDS.items()}
     row |= {name: config.option(name) for name in _OPTIONS if name in dict(config.options)}
     if not config.is_generated or _read_configs([row]) != config:
-        return Support(f"{config.short_name} won, which is not Inductor's template, or more than a row holds")
+        return Support(f"{config.name} won, which is not Inductor's template, or more than a row holds")
     # Inductor would use a config of its own, with another BLOCK_K.
     return {**row, "EVEN_K": problem.k % config.block_k == 0}
 

@@ -241,7 +241,7 @@ def _solution(record: Record, validators: Mapping[str, str]) -> tuple[str, float
         return Support(f"{printable(record.winner)} won, which TunableOp can't run")
     # No other library's algorithms have such a version.
     if _number(validators.get("HIPBLASLT_VERSION", "")) != config.option("version", -1):
-        return Support(f"{config.short_name} won, which is no algorithm of the hipBLASLt that the file names")
+        return Support(f"{config.name} won, which is no algorithm of the hipBLASLt that the file names")
     return f"Gemm_Hipblaslt_{config.option('index')}", 1e3 * record.seconds
 
 

@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 import threading
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from types import ModuleType
 from typing import Final, TypeVar
@@ -57,7 +58,7 @@ def _load(kind: type[Plugin], name: str) -> Plugin:
     """Return the one object of a plug-in, by the base contract of its kind, whichever class `get` was asked for."""
     known = names(kind)
     if name not in known:
-        raise InputError(f"no {kind.kind} is called {name!r}; there are: {', '.join(known)}")
+        raise _absent(kind.kind, name, known)
     path = f"{kind.package}.{name}"
     try:
         module = importlib.import_module(path)
@@ -130,7 +131,7 @@ def resolve(kind: type[Plugin], text: str) -> str:
         return text
     aliases = {alias: plugin.name for plugin in every(kind) for alias in plugin.aliases}
     if text not in aliases:
-        raise InputError(f"no {kind.kind} is called {text!r}; there are: {', '.join([*known, *aliases])}")
+        raise _absent(kind.kind, text, [*known, *aliases])
     return aliases[text]
 
 
@@ -142,5 +143,12 @@ def family_of(text: str) -> tuple[Family, Defaults]:
         return family, family.defaults
     variants = {name: (family, found) for family in every(Family) for name, found in family.variants.items()}
     if text not in variants:
-        raise InputError(f"no family is called {text!r}; there are: {', '.join([*known, *variants])}")
+        raise _absent("family", text, [*known, *variants])
     return variants[text]
+
+
+def _absent(kind: str, text: str, known: Iterable[str]) -> InputError:
+    """Return the error of a name that nothing has: all names, and those that begin so."""
+    meant = [name for name in known if text and name.startswith(text)]
+    hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+    return InputError(f"no {kind} is called {text!r}; there are: {', '.join(known)}{hint}")

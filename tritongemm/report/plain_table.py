@@ -20,7 +20,7 @@ def keep_words(text: str, width: float) -> str:
     line, *words = text.split(" ")
     for word in words:
         used = cell_len(line) % width
-        fits = used + 1 + cell_len(word) <= width
+        fits = used + 1 + cell_len(word) < width
         line += " " * (1 if fits else int(-used % width) or 1) + word
     return line
 

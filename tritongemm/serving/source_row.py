@@ -166,8 +166,7 @@ def _read_rows(path: Path, family: str) -> list[SourceRow]:
     ]
     if not rows:
         found.require_undamaged()
-        foreign = next((f"; row {row.number} names {row.foreign}" for row in found.rows if row.foreign), "")
-        raise InputError(f"{path}: holds sizes but no tuned result{foreign}; tune it first")
+        raise InputError(f"{path}: holds no tuned result: {found.describe_untuned()}; tune it first")
     if found.damaged:
         warnings.warn(found.describe_damaged(), DamagedFileWarning, stacklevel=_OF_LOAD)
     return rows

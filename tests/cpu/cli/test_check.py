@@ -120,7 +120,7 @@ def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: Capsys) -> None
     assert command.main([str(tmp_path / "sizes.yaml")]) == 2
     assert command.main([str(tmp_path / "nothing.zip")]) == 2
     said = capsys.readouterr().err
-    assert "contains no tuned result; tune it first" in said and "there is no such file" in said
+    assert "holds no tuned result: sizes alone in 1 row; tune it first" in said and "there is no such file" in said
     (tmp_path / "tunings").mkdir()
     assert command.main([str(tmp_path / "tunings")]) == 2
     assert "tunings is no library: it has no library.json" in capsys.readouterr().err

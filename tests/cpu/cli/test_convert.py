@@ -36,7 +36,7 @@ def test_results_go_both_ways(tmp_path: Path, capsys: Capsys) -> None:
     assert convert.main([str(tuned), "-o", str(ours)]) == 0
     said = capsys.readouterr()
     assert "1 of 1 results written as the YAML of our results" in said.out
-    assert "1 rows are sizes, or name kernels that can't be run from here" in said.err
+    assert "kernels that nothing here runs in 1 row, row 2 " in said.err
     (row,) = sizes.from_file(ours, Defaults())
     assert row.record and (row.record.winner, row.record.compute_units, row.record.seconds) == ("torch", 304, 9e-6)
     assert convert.main([str(ours), "-o", str(again)]) == 0
@@ -149,7 +149,11 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: Capsys) -
         ),
         ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "tune_gemm"], 2, "can't hold results; these can: "),
         ([str(tuned), "-o", str(tmp_path / "tunableop_results0.csv")], 2, "let TunableOp write it first"),
-        ([str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "pdf"], 2, "no format is called 'pdf'"),
+        (
+            [str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "vllm"],
+            2,
+            "did you mean vllm_dense_json or vllm_moe_json?",
+        ),
         ([str(tmp_path / "absent.csv"), "-o", str(tmp_path / "x.yaml")], 2, "absent.csv: there is no such file"),
         ([bare, "-o", str(tmp_path / "x.yaml")], 2, "those of several families; name one with --family"),
         ([str(tuned), str(ours), "-o", str(ours)], 1, "row 2 (line 3) N must be a whole number"),

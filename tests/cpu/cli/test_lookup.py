@@ -156,7 +156,8 @@ def test_what_aiters_files_have_of_a_size_is_said(tmp_path: Path, capsys: pytest
     csv.write_text("\n".join(rows[:2]), encoding="utf-8")
     status, (line,) = run(capsys, str(csv), "-m", "1", "-n", "1536", "-k", "4096", *family)
     assert status == 2 and line.endswith(
-        "holds sizes but no tuned result; row 1 names AITER's own kernel (libtype triton); tune it first"
+        "holds no tuned result: kernels that nothing here runs in 1 row, row 1 AITER's own kernel (libtype triton); "
+        "tune it first"
     )
 
 

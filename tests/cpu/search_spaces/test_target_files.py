@@ -109,6 +109,11 @@ def test_wrong_files(write: Write, text: str, complaint: str) -> None:
     assert str(refused.value).startswith("search_spaces/toy.yaml") and complaint in str(refused.value)
 
 
+def test_the_beginning_of_a_gpus_name_is_answered_with_the_names() -> None:
+    with pytest.raises(TargetError, match=r"h200; did you mean MI300A or MI300X\?$"):
+        target_files.load_target("mi300")
+
+
 @each("name", ["../search_spaces/gfx942", "tune_gemm", "base", "gfx942.yaml", "./gfx942", "", "../elsewhere/evil"])
 def test_a_target_is_a_name_of_the_list_and_no_path(write: Write, name: str) -> None:
     """A file that is stored elsewhere is not read, nor is one here that is no target."""

@@ -9,6 +9,7 @@ from tritongemm.tune.search_processes import (
     Answer,
     BegunSearch,
     PreparedBatch,
+    RankJob,
     SearchJob,
     SearchWorker,
     TriedBatch,
@@ -42,7 +43,7 @@ class WorkerKilledAlways:
 class WorkerKilledLater(SearchWorker):
     """A process that is killed when a search has come to its third batch."""
 
-    def __call__(self, request: SearchJob | TriedBatch | WinnerModule) -> Iterator[Answer]:
+    def __call__(self, request: SearchJob | RankJob | TriedBatch | WinnerModule) -> Iterator[Answer]:
         self.asked = getattr(self, "asked", 0) + isinstance(request, TriedBatch)
         if self.asked == 2:
             os.kill(os.getpid(), signal.SIGKILL)

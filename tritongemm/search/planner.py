@@ -83,6 +83,27 @@ def rank_space(
     return space, pruned, cost_model.rank(tuple(dict.fromkeys((*pruned.kept, *limits.first))), problem, target)
 
 
+def expected_best(
+    problem: Problem, target: Target, backend: str, limits: SearchLimits = NO_LIMITS, near: float = 1.1
+) -> list[Config]:
+    """Return the kernels that the model expects to be the fastest of a problem.
+
+    They are the best tile in each form in which its programs may be launched, then one kernel of each tile that is
+    expected to take at most `near` times as long.
+    """
+    ranked = rank_space(problem, target, backend, limits)[2]
+    found: dict[tuple[object, ...], Config] = {}
+    for config, seconds in zip(ranked.configs, ranked.seconds.tolist(), strict=True):
+        if seconds > near * ranked.seconds[0]:
+            break
+        tile = config.template, config.block_m, config.block_n, config.split_k
+        first = next(iter(found.values()), config)
+        is_best = tile == (first.template, first.block_m, first.block_n, first.split_k)
+        forms = template_facts.kernel_template(config.template).launch_options if is_best else ()
+        found.setdefault((*tile, *map(config.option, forms)), config)
+    return list(found.values())
+
+
 def plan_search(
     problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
 ) -> PlannedProblem:

@@ -12,6 +12,7 @@ from tritongemm.core.record import Record
 MOST_REGRET = 0.03  # A range whose result is further from the best than this share at one of its M is split.
 _STEP = 64
 _NOISE = 0.01  # the library is called faster at a held-out M where it takes less time by more than this share
+_LOSS = 0.015  # the same at an M that had a part in choosing the row
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class MTable:
     rows: dict[int, MeasuredM] = field(default_factory=dict)  # results by their M
     # Races at held-out M, which had no part in choosing the rows, by M.
     held_out: dict[int, MeasuredM] = field(default_factory=dict)
+    starts: dict[int, MeasuredM] = field(default_factory=dict)  # races at the least M that rows served, by M
 
     def row_of(self, m: int) -> MeasuredM | None:
         """Return the row that serves an M; None above the last."""
@@ -73,35 +75,45 @@ class MTable:
         found, start = [], self.low
         for m in sorted(self.rows):
             record, inside = self.rows[m].record, [o for o in sorted(self.held_out) if start <= o < m]
-            if start < m and self._library_is_safer(record, inside, lost):
+            if start < m and self._library_is_safer(m, inside, lost):
                 record = replace(record, winner=record.library)
             seen = {str(o): _seen(self.held_out[o], record) for o in inside}
             held_out = {o: numbers for o, numbers in seen.items() if numbers is not None}
             found.append(replace(record, m_from=min(start, m), held_out=held_out))
             start = m + 1
-        return list(split_at_steps(found))
+        return found
 
-    def _library_is_safer(self, record: Record, inside: Iterable[int], lost: Mapping[str, float]) -> bool:
-        """Say whether the library is faster at a held-out M of a row's range, or the row's gain is lost on average.
+    def _shares(self, m: int) -> list[float]:
+        """Return the library's time over that of a row's result at its M and the least of its range; [] if unknown."""
+        record = self.rows[m].record
+        if _gain(record) is None:
+            return []
+        below = max((one for one in self.rows if one < m), default=0)
+        known = [self.rows[m], *(there for one, there in self.starts.items() if below < one < m)]
+        return [share for there in known if (share := there.share(record))]
+
+    def _library_is_safer(self, m: int, inside: Iterable[int], lost: Mapping[str, float]) -> bool:
+        """Say whether the library is faster at a held-out or the least M of a row's range, or the row's gain is lost.
 
         Nothing is known of the bits of what it would compute between the rows of an invariant table.
         """
-        gain = _gain(record)
-        if gain is None or record.order or library_serves(record):
+        record, gains = self.rows[m].record, self._shares(m)
+        if not gains or record.order or library_serves(record):
             return False
         if any(o.record.library_wrong for o in self.held_out.values()):
             return False
         shares = [share for o in inside if (share := self.held_out[o].share(record)) is not None]
-        return min(shares, default=1.0) < 1 - _NOISE or gain * (1 - lost.get(record.config.backend, 0.0)) < 1
+        left = fmean(gains) * (1 - lost.get(record.config.backend, 0.0))
+        return min(shares, default=1.0) < 1 - _NOISE or min(gains) < 1 - _LOSS or left < 1
 
     def _gains_lost(self) -> dict[str, float]:
         """Return by backend which share of a row's gain over the library was lost at held-out M, on average."""
         seen: dict[str, list[float]] = {}
         for m, there in self.held_out.items():
             row = self.row_of(m)
-            gain, share = (_gain(row.record), there.share(row.record)) if row else (None, None)
-            if row and gain and share and not library_serves(row.record):
-                seen.setdefault(row.record.config.backend, []).append(max(0.0, 1 - share / gain))
+            gains, share = (self._shares(row.m), there.share(row.record)) if row else ([], None)
+            if row and gains and share and not library_serves(row.record):
+                seen.setdefault(row.record.config.backend, []).append(max(0.0, 1 - share / fmean(gains)))
         return {backend: fmean(shares) for backend, shares in seen.items()}
 
 

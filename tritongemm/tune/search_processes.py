@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from threading import Condition
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tritongemm.build.prepare import compile_job
 from tritongemm.core.artifact import CompileJob
@@ -32,7 +32,7 @@ from tritongemm.core.trial import Trial
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Search, SearchedBackend, SearchPlan, Strategy
 from tritongemm.plugins.contracts.searching import Pruned
-from tritongemm.search.planner import NO_LIMITS, PlannedProblem, plan_search
+from tritongemm.search.planner import NO_LIMITS, PlannedProblem, expected_best, plan_search
 from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
 # Up to this number of problems planning is faster than starting processes.
@@ -82,6 +82,20 @@ class SearchJob:
         seeds = (*self.limits.first, *self.seeds)
         plan = SearchPlan(planned.space, planned.order, seeds, compiled, built, self.population, self.problems_per_core)
         return registry.get(Strategy, self.strategy).search(plan, self.budget)
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """A problem whose fastest kernels by the model are asked for; the fields are the arguments of `expected_best`."""
+
+    problem: Problem
+    target: Target
+    backend: str
+    limits: SearchLimits
+
+    def best(self) -> list[Config]:
+        """Rank the problem's space in this process."""
+        return expected_best(self.problem, self.target, self.backend, self.limits)
 
 
 @dataclass(frozen=True)
@@ -152,7 +166,7 @@ class WinnerModule:
         backend.write_winner(self.record, self.target, self.folder)
 
 
-Answer: TypeAlias = BegunSearch | PlannedProblem | PreparedBatch | None
+Answer: TypeAlias = BegunSearch | PlannedProblem | PreparedBatch | list[Config] | None
 
 
 class SearchWorker:
@@ -161,7 +175,7 @@ class SearchWorker:
     def __init__(self) -> None:
         self._searches: dict[Problem, tuple[Search, Target, set[str]]] = {}
 
-    def __call__(self, request: SearchJob | TriedBatch | WinnerModule) -> Iterator[Answer]:
+    def __call__(self, request: SearchJob | RankJob | TriedBatch | WinnerModule) -> Iterator[Answer]:
         """Yield one answer: the first batch of a search, or the plan where it is searched elsewhere; then the next.
 
         The last answer of a search is None, and so is that of a module.
@@ -172,6 +186,9 @@ class SearchWorker:
             return
         if isinstance(request, TriedBatch):
             yield self._go_on(request)
+            return
+        if isinstance(request, RankJob):
+            yield request.best()
             return
         planned = request.plan()
         if not registry.get(Strategy, request.strategy).independent:
@@ -225,13 +242,21 @@ class SearchProcess:
 
     def begin(self, job: SearchJob) -> BegunSearch | PlannedProblem | None:
         """Plan a job in the process and start its search; None if the process is killed repeatedly, or fails."""
+        answer: BegunSearch | PlannedProblem | None = self._ask(job)
+        return answer
+
+    def best(self, job: RankJob) -> list[Config] | None:
+        """Rank a job's space in the process; None if the process is killed repeatedly, or fails."""
+        answer: list[Config] | None = self._ask(job)
+        return answer
+
+    def _ask(self, job: SearchJob | RankJob) -> Any:
         # The caller meets the same error when it plans by itself, and can report it in full.
         with self._turn(for_batch=False), suppress(UnavailableError, WorkerError, WorkerTimeout):
             for _ in range(self.TRIES):
                 if self.closed:
                     raise CancelledError
                 with suppress(WorkerDied):
-                    answer: BegunSearch | PlannedProblem
                     (answer,) = self._child.ask(job, inf)
                     return answer
         return None
@@ -308,6 +333,16 @@ class Planner:
                 yield PlannedSearch(answer.total, answer.kept, most, answer.pruned, begin, made)
             else:
                 yield job.planned_here(answer or job.plan())
+
+    def best(self, jobs: Sequence[RankJob]) -> Iterator[list[Config]]:
+        """Yield the kernels of these jobs in order; this process ranks those that the children can't."""
+        if not self._processes:
+            yield from (job.best() for job in jobs)
+            return
+        dealt = list(zip(jobs, itertools.cycle(self._processes)))
+        answers = self._threads.map(lambda pair: pair[1].best(pair[0]), dealt)
+        for job, answer in zip(jobs, answers, strict=True):
+            yield job.best() if answer is None else answer
 
     def write(self, module: WinnerModule | None) -> None:
         """Have a winner's module, if there is one, written by one of the processes."""

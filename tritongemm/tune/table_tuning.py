@@ -3,8 +3,9 @@
 Rows are measured from the largest M down. At an M between the searched ones, the candidates expected to be fastest race
 there: kernels of the nearest searched M and such whose tiles fit M between them, algorithms of the libraries, and the
 winner of the row above.
-A row serves the M below it down to the next row, which begins where tiles of another height fit better. Then the rows
-are measured at held-out M, which had no part in this; if a row is too slow there, its range is split.
+A row serves the M below it down to the next row, which begins where tiles of another height fit better. At the least M
+of its range, where the library may take another kernel, its fastest candidates race again; if it is too slow there, the
+range is split. So it is where it is too slow at held-out M, which had no part in this.
 """
 
 import math
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
@@ -31,28 +33,30 @@ from tritongemm.core.support import Support
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.plugins.contracts import Evaluator
 from tritongemm.plugins.validity import check_config
-from tritongemm.search import planner
 from tritongemm.tune import roster
 from tritongemm.tune.expectation import Expectation
 from tritongemm.tune.m_table import MOST_REGRET, MeasuredM, MTable, library_serves
 from tritongemm.tune.quantization import with_quantization
 from tritongemm.tune.run import TuningRun
+from tritongemm.tune.search_processes import Planner, RankJob
 from tritongemm.tune.task import make_record
 from tritongemm.workloads.m_spans import MSpan
 
-KERNELS = (3, 6)  # kernels that race at an M as the fastest expected there; the second number where M is small
-ALGORITHMS = (5, 2)  # the same of the libraries' algorithms
-MOST_OF_A_TILE = 2  # of those algorithms that have the same tile
+KERNELS = 6  # kernels that race at an M as the fastest expected there
+ALGORITHMS = (5, 2)  # the same of the libraries' algorithms; the second number where M is small
+MOST_OF_A_TILE = (3, 2)  # of those kernels, of those algorithms that have the same tile
 GUESSES = 48  # algorithms that a library is asked for, its own best guesses
 FIRST_GUESSES = 2  # the first of them race anyway: PyTorch takes one of these
 GUESSED_BELOW = (1 / 24, 1 / 12)  # and the first ones this far below an M, where its row serves
 HELD_OUT = 8  # M of a table at which rows are tried without having been chosen there
 TABLES_A_DEVICE = 3  # tables that are made at a time, so that a device races for one while others are computed
-MOST_TRIES = 2  # times that M are held out, where rows failed at the first
+MOST_TRIES = 2  # times that M are held out, or a range is split, where rows failed at the first
+AT_START = 3  # candidates of a row that race at the least M of its range
+_START_REGRET, _STEP = 0.015, 64  # a range is split where it is slower there: at a step of the library's time, if any
 _SCREENED = 24  # kernels of a searched M, the fastest first, that may race at its neighbours
 _FINE_UP_TO = 64  # M up to which the ladder has every tile's height
 _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
-_FITTING_STEP, _FITTING_TILES = 1.18, 2  # from one M for which kernels are offered to the next; of how many tiles
+_FITTING_STEP, _LEAST_STEP, _FITTING = 8, 16, 4  # M over the step to the next for which so many kernels are offered
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
 
 
@@ -70,6 +74,7 @@ class TableTuning:
     def __init__(self, run: TuningRun) -> None:
         self._run = run
         self._compiling = threading.Lock()
+        self._planner = Planner(0)
 
     def tune(self, spans: Sequence[MSpan]) -> dict[MSpan, MTable]:
         """Make the tables of spans whose searched M are tuned; their records go to the store."""
@@ -81,7 +86,8 @@ class TableTuning:
             self._run.watcher.step("table")
             return table
 
-        with ThreadPoolExecutor(TABLES_A_DEVICE * len(devices)) as pool:
+        self._planner = Planner.for_problems(sum(len(_fitting_ms(span)) for span in spans), self._run.pool.jobs)
+        with closing(self._planner), ThreadPoolExecutor(TABLES_A_DEVICE * len(devices)) as pool:
             tables = dict(zip(spans, pool.map(work, range(len(spans))), strict=True))
         for table in tables.values():
             for record in table.records():
@@ -173,16 +179,11 @@ class TableTuning:
         backend = next(filter(roster.is_searched, options.backends), "")
         roles = (n for n in template_facts.names() if "warp_roles" in template_facts.search_facts(n).rules)
         templates = tuple(name for name in roles if not options.limits.templates or name in options.limits.templates)
-        found: dict[Config, None] = {}
-        m = _FINE_UP_TO * _FITTING_STEP
-        while backend and templates and m < span.high and self.in_time():
-            problem = span.at(round(m))
-            limits = replace(options.limits_of(problem), most_splits=1, templates=templates)
-            tiles: dict[tuple[str, int, int], Config] = {}
-            for config in planner.rank_space(problem, target, backend, limits)[2].configs:
-                tiles.setdefault((config.template, config.block_m, config.block_n), config)
-            found |= dict.fromkeys(islice(tiles.values(), _FITTING_TILES))
-            m *= _FITTING_STEP
+        if not (backend and templates and self.in_time()):
+            return []
+        limits = replace(options.limits_of(span.problem), templates=templates)
+        jobs = [RankJob(span.at(m), target, backend, limits) for m in _fitting_ms(span)]
+        found = dict.fromkeys(config for best in self._planner.best(jobs) for config in best[:_FITTING])
         return [artifact.config for artifact in self._artifacts(span.at(span.high), found, device.evaluator)]
 
     def guesses(self, problem: Problem, device: RacingDevice, limit: int = GUESSES) -> list[Config]:
@@ -226,8 +227,30 @@ class _SpanTuning:
             m = max(self._next_below(m), max((one for one in fixed if one < m), default=self._span.low))
             if m not in self._table.rows:
                 self._add_row(m)
+        for m in sorted(self._table.rows):
+            self._look_at_start(m, MOST_TRIES)
         self._hold_out()
         return self._table
+
+    def _look_at_start(self, m: int, tries: int) -> None:
+        """Race a row's fastest candidates at the least M of its range, and split the range if the row is slow there."""
+        row = self._table.rows[m]
+        start = max((one for one in self._table.rows if one < m), default=self._span.low - 1) + 1
+        if start == m or not self._tables.in_time():
+            return
+        fastest = sorted(row.seconds, key=row.seconds.__getitem__)[:AT_START]
+        found = self._tables.race(self._span.at(start), [row.record.config, *fastest], self._device)
+        if found is None:
+            return
+        self._table.starts[start] = found
+        regret, step = found.regret(row.record) or 0.0, (m - 1) // _STEP * _STEP
+        middle = step if start <= step else (start + m) // 2
+        if regret == inf or (tries and regret > _START_REGRET and middle == start):  # The library is wrong there.
+            self._table.rows[start] = found
+        elif tries and regret > _START_REGRET:
+            self._add_row(middle)
+            for one in sorted({middle, m} & self._table.rows.keys()):
+                self._look_at_start(one, tries - 1)
 
     def _next_below(self, m: int) -> int:
         """Return the M at which a row stops being the best, as its tiles would fit another height."""
@@ -274,7 +297,9 @@ class _SpanTuning:
         generator = random.Random(f"{self._span.problem.key} {turn}")
         width = math.log2(high / low) / HELD_OUT if high > low else 0.0
         drawn = [round(low * 2 ** (width * (i + generator.random()))) for i in range(HELD_OUT)]
-        return sorted({m for m in drawn if low < m < high and m not in self._table.rows})
+        known = {*self._table.rows, *self._table.starts}
+        free = (next((one for one in range(m, high) if one not in known), low) for m in drawn)
+        return sorted({m for m in free if m > low})
 
     def _race(self, m: int, also: Sequence[Config] = ()) -> MeasuredM | None:
         """Race at an M the kernels that are expected to be fast there, and more."""
@@ -287,8 +312,8 @@ class _SpanTuning:
         neighbour = self._table.row_of(m)
         winners = [neighbour.record.config] if neighbour else []
         few = m <= _FINE_UP_TO
-        expected = self._fitting(kernels, problem, KERNELS[few])
-        expected += self._fitting(_of_several_tiles(algorithms), problem, ALGORITHMS[few])
+        expected = self._fitting(_of_several_tiles(kernels, MOST_OF_A_TILE[0]), problem, KERNELS)
+        expected += self._fitting(_of_several_tiles(algorithms, MOST_OF_A_TILE[1]), problem, ALGORITHMS[few])
         guessed = guesses[:FIRST_GUESSES] + ([] if few else self._guessed_below(m))
         found = self._tables.race(problem, [*also, *winners, *expected, *guessed], self._device)
         if found is not None:
@@ -306,13 +331,22 @@ class _SpanTuning:
         return list(islice((config for config in configs if check_config(config, problem, target)), count))
 
 
-def _of_several_tiles(configs: Iterable[Config]) -> Iterator[Config]:
-    """Yield the algorithms in their order, but at most two of a tile, as similar ones are expected alike."""
-    seen: Counter[tuple[int, ...]] = Counter()
+def _fitting_ms(span: MSpan) -> list[int]:
+    """Return the M between the searched ones for which kernels are offered, evenly, each a multiple of its step."""
+    m, found = _FINE_UP_TO, []
+    while m < span.high:
+        m += max(_LEAST_STEP, 1 << (m // _FITTING_STEP).bit_length() - 1)
+        found.append(m)
+    return [m for m in found if span.low <= m <= span.high]
+
+
+def _of_several_tiles(configs: Iterable[Config], most: int) -> Iterator[Config]:
+    """Yield configs in their order, but at most so many of a tile, as similar ones are expected alike."""
+    seen: Counter[tuple[object, ...]] = Counter()
     for config in configs:
-        tile = (config.block_m, config.block_n, config.split_k)
+        tile = (config.template, config.block_m, config.block_n, config.split_k)
         seen[tile] += 1
-        if seen[tile] <= MOST_OF_A_TILE:
+        if seen[tile] <= most:
             yield config
 
 

@@ -125,7 +125,7 @@ def _tune_on(machine: Machine, cluster: Cluster | None, request: TuneRequest, wa
         with merging(store, order, write_others):
             if plan.invariance:
                 open_another = partial(session.open_store, request, machine, protocol, plan, problems=order)
-                order_choice.choose(run, order, open_another, rows, bool(machine.devices) and not plan.stop)
+                order_choice.choose(run, order, open_another, rows, spans, bool(machine.devices) and not plan.stop)
             failures = run.tune(problems, _SEARCH if spans or search.server else 1.0)
             if not plan.stop:
                 session.write_missing_winners(problems, run)

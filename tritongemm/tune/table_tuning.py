@@ -40,7 +40,7 @@ from tritongemm.tune.quantization import with_quantization
 from tritongemm.tune.run import TuningRun
 from tritongemm.tune.search_processes import Planner, RankJob
 from tritongemm.tune.task import make_record
-from tritongemm.workloads.m_spans import MSpan
+from tritongemm.workloads.m_spans import FINE_UP_TO, MSpan
 
 KERNELS = 6  # kernels that race at an M as the fastest expected there
 ALGORITHMS = (5, 2)  # the same of the libraries' algorithms; the second number where M is small
@@ -54,9 +54,8 @@ MOST_TRIES = 2  # times that M are held out, or a range is split, where rows fai
 AT_START = 3  # candidates of a row that race at the least M of its range
 _START_REGRET, _STEP = 0.015, 64  # a range is split where it is slower there: at a step of the library's time, if any
 _SCREENED = 24  # kernels of a searched M, the fastest first, that may race at its neighbours
-_FINE_UP_TO = 64  # M up to which the ladder has every tile's height
 _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
-_FITTING_STEP, _LEAST_STEP, _FITTING = 8, 16, 4  # M over the step to the next for which so many kernels are offered
+_FITTING = 4  # kernels that are offered for an M between the searched ones
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
 
 
@@ -86,7 +85,7 @@ class TableTuning:
             self._run.watcher.step("table")
             return table
 
-        self._planner = Planner.for_problems(sum(len(_fitting_ms(span)) for span in spans), self._run.pool.jobs)
+        self._planner = Planner.for_problems(sum(len(span.between()) for span in spans), self._run.pool.jobs)
         with closing(self._planner), ThreadPoolExecutor(TABLES_A_DEVICE * len(devices)) as pool:
             tables = dict(zip(spans, pool.map(work, range(len(spans))), strict=True))
         for table in tables.values():
@@ -182,7 +181,7 @@ class TableTuning:
         if not (backend and templates and self.in_time()):
             return []
         limits = replace(options.limits_of(span.problem), templates=templates)
-        jobs = [RankJob(span.at(m), target, backend, limits) for m in _fitting_ms(span)]
+        jobs = [RankJob(span.at(m), target, backend, limits) for m in span.between()]
         found = dict.fromkeys(config for best in self._planner.best(jobs) for config in best[:_FITTING])
         return [artifact.config for artifact in self._artifacts(span.at(span.high), found, device.evaluator)]
 
@@ -255,7 +254,7 @@ class _SpanTuning:
     def _next_below(self, m: int) -> int:
         """Return the M at which a row stops being the best, as its tiles would fit another height."""
         row = self._table.row_of(m)
-        if row is None or m <= _FINE_UP_TO or not row.record.config.block_m:
+        if row is None or m <= FINE_UP_TO or not row.record.config.block_m:
             return self._span.low
         height = row.record.config.block_m
         count = cdiv(m, height)
@@ -311,7 +310,7 @@ class _SpanTuning:
         algorithms = self._expectation.algorithms(m, guesses)
         neighbour = self._table.row_of(m)
         winners = [neighbour.record.config] if neighbour else []
-        few = m <= _FINE_UP_TO
+        few = m <= FINE_UP_TO
         expected = self._fitting(_of_several_tiles(kernels, MOST_OF_A_TILE[0]), problem, KERNELS)
         expected += self._fitting(_of_several_tiles(algorithms, MOST_OF_A_TILE[1]), problem, ALGORITHMS[few])
         guessed = guesses[:FIRST_GUESSES] + ([] if few else self._guessed_below(m))
@@ -329,15 +328,6 @@ class _SpanTuning:
         """Return the first `count` that can compute a problem."""
         target = self._device.evaluator.target
         return list(islice((config for config in configs if check_config(config, problem, target)), count))
-
-
-def _fitting_ms(span: MSpan) -> list[int]:
-    """Return the M between the searched ones for which kernels are offered, evenly, each a multiple of its step."""
-    m, found = _FINE_UP_TO, []
-    while m < span.high:
-        m += max(_LEAST_STEP, 1 << (m // _FITTING_STEP).bit_length() - 1)
-        found.append(m)
-    return [m for m in found if span.low <= m <= span.high]
 
 
 def _of_several_tiles(configs: Iterable[Config], most: int) -> Iterator[Config]:

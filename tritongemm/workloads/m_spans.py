@@ -13,7 +13,12 @@ MOST_WANTED = 8  # M of a span that are searched as sizes of their own, beside p
 _NOT_SEARCHED = (2, 4, 8, 128, 512, 1024, 4096)
 SEARCH_BUDGET = 64  # configs that are tried at a searched M which no call is known to have
 _FEW = (1, 2, 4)
-_FINE, _FINE_UP_TO = 8, 64  # the step and end of the M that are all measured: the tiles of few rows are as high
+FINE_UP_TO = 64  # M up to which the tiles of few rows are as high as M
+_FINE = 8  # the step of the M up to there, which are all measured
+_STEPS, _LEAST_STEP = (
+    8,
+    16,
+)  # from there on kernels are offered for M that are M / 8 apart, and at least 16
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,16 @@ class MSpan:
 
     def ladder(self) -> list[int]:
         """Return the M that are always measured: those searched, those wanted, and steps between them."""
-        rungs = {m for m in (*_FEW, *range(_FINE, _FINE_UP_TO + 1, _FINE)) if self.low <= m <= self.high}
+        rungs = {m for m in (*_FEW, *range(_FINE, FINE_UP_TO + 1, _FINE)) if self.low <= m <= self.high}
         return sorted(rungs | set(self.searched()) | set(self.wanted))
+
+    def between(self) -> list[int]:
+        """Return M between the searched ones, each a multiple of the step to it, which tiles of several heights fit."""
+        m, found = FINE_UP_TO, []
+        while m < self.high:
+            m += max(_LEAST_STEP, 1 << (m // _STEPS).bit_length() - 1)
+            found.append(m)
+        return [m for m in found if self.low <= m <= self.high]
 
 
 def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem, float]]:

@@ -34,6 +34,7 @@ from tritongemm.tune.layer_tuning import LayerTuning
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.request import SearchScope, SizeSource, TuneRequest
 from tritongemm.tune.task import Task, TaskState, make_record
+from tritongemm.workloads.m_spans import MSpan
 
 LINE = ["BUILDING", "SEARCHING", "BUILDING", "SEARCHING", "WAITING", "RACING", "DONE"]
 
@@ -174,6 +175,22 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
     assert str(invariance.order(NARROW.at(777))) == chosen
     assert invariance.order(other) == ORDERS[0]
     assert f"order {chosen}; least speed at M 1, 16, 64, 1024, 4096: 1x8192 " in capsys.readouterr().out
+
+
+def test_orders_are_compared_where_one_is_expected_to_lose_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside M that are spread evenly: at M apart from each other where the model expects the largest differences."""
+    slow = {(144, 4096): 1.3, (192, 8192): 1.2, (320, 4096): 1.1, (704, 2048): 1.02}
+    monkeypatch.setattr(
+        order_choice, "_expected", lambda _, asked: {(p, o): slow.get((p.m, o.run), 1.0) for p, o in asked}
+    )
+    run: Any = SimpleNamespace(options=TuningOptions(tmp_path))
+    span = MSpan(NARROW, 1, 2048)
+    every = [span.at(m) for m in (*span.ladder(), *span.between())]
+    (sizes,) = order_choice._compared(run, list(dict.fromkeys(every)), {NARROW: ORDERS}).values()
+    even = {1, 4, 24, 96, 448, 2048}
+    assert {p.m for p in sizes} == even | {144, 320}
 
 
 def test_an_order_is_chosen_by_the_time_of_a_workloads_calls() -> None:

@@ -142,7 +142,7 @@ def _compared(
     found = {product: sorted((p for p in problems if p.at(1) == product), key=lambda p: p.m) for product in orders}
     even = {product: _evenly(every) for product, every in found.items() if len(every) > COMPARED}
     asked = {p: orders[product] for product in even for p in found[product][::_NTH] if p.m >= FINE_UP_TO}
-    seconds = _expected(run, [(p, order) for p, those in asked.items() for order in those])
+    seconds = _expected(run, [(p, order) for p, those in asked.items() for order in those]) if asked else {}
     for product, sizes in even.items():
         expected = {p: [seconds[p, o] for o in those] for p, those in asked.items() if p.at(1) == product}
         more = decisive({p: each for p, each in expected.items() if p not in sizes})

@@ -113,7 +113,7 @@ class MTable:
             row = self.row_of(m)
             gains, share = (self._shares(row.m), there.share(row.record)) if row else ([], None)
             if row and gains and share and not library_serves(row.record):
-                seen.setdefault(row.record.config.backend, []).append(max(0.0, 1 - share / fmean(gains)))
+                seen.setdefault(row.record.config.backend, []).append(max(0.0, 1 - share / min(gains)))
         return {backend: fmean(shares) for backend, shares in seen.items()}
 
 

@@ -42,17 +42,18 @@ from tritongemm.tune.search_processes import Planner, RankJob
 from tritongemm.tune.task import make_record
 from tritongemm.workloads.m_spans import FINE_UP_TO, MSpan
 
-KERNELS = 6  # kernels that race at an M as the fastest expected there
-ALGORITHMS = (5, 2)  # the same of the libraries' algorithms; the second number where M is small
+KERNELS = (5, 6)  # kernels that race at an M as the fastest expected there; the second number where M is small
+ALGORITHMS = (5, 2)  # the same of the libraries' algorithms
 MOST_OF_A_TILE = (3, 2)  # of those kernels, of those algorithms that have the same tile
 GUESSES = 48  # algorithms that a library is asked for, its own best guesses
 FIRST_GUESSES = 2  # the first of them race anyway: PyTorch takes one of these
 GUESSED_BELOW = (1 / 24, 1 / 12)  # and the first ones this far below an M, where its row serves
 HELD_OUT = 8  # M of a table at which rows are tried without having been chosen there
 TABLES_A_DEVICE = 3  # tables that are made at a time, so that a device races for one while others are computed
-MOST_TRIES = 2  # times that M are held out, or a range is split, where rows failed at the first
+MOST_TRIES = 2  # times that M are held out, where rows failed at the first
 AT_START = 3  # candidates of a row that race at the least M of its range
-_START_REGRET, _STEP = 0.015, 64  # a range is split where it is slower there: at a step of the library's time, if any
+_STEP = 64  # of the library's time: a range that has one is split there
+_TILE = 64  # side of the tiles that fill the device where K need not be split
 _SCREENED = 24  # kernels of a searched M, the fastest first, that may race at its neighbours
 _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
 _FITTING = 4  # kernels that are offered for an M between the searched ones
@@ -181,7 +182,11 @@ class TableTuning:
         if not (backend and templates and self.in_time()):
             return []
         limits = replace(options.limits_of(span.problem), templates=templates)
-        jobs = [RankJob(span.at(m), target, backend, limits) for m in span.between()]
+        unsplit = limits if limits.order and limits.order.runs > 1 else replace(limits, most_splits=1)
+        jobs = []
+        for problem in map(span.at, span.between()):
+            fills = cdiv(problem.m, _TILE) * cdiv(problem.n, _TILE) * problem.batch >= target.compute_units
+            jobs.append(RankJob(problem, target, backend, unsplit if fills else limits))
         found = dict.fromkeys(config for best in self._planner.best(jobs) for config in best[:_FITTING])
         return [artifact.config for artifact in self._artifacts(span.at(span.high), found, device.evaluator)]
 
@@ -226,12 +231,12 @@ class _SpanTuning:
             m = max(self._next_below(m), max((one for one in fixed if one < m), default=self._span.low))
             if m not in self._table.rows:
                 self._add_row(m)
-        for m in sorted(self._table.rows):
-            self._look_at_start(m, MOST_TRIES)
+        for m in sorted(m for m in self._table.rows if m > FINE_UP_TO):
+            self._look_at_start(m)
         self._hold_out()
         return self._table
 
-    def _look_at_start(self, m: int, tries: int) -> None:
+    def _look_at_start(self, m: int, is_split: bool = False) -> None:
         """Race a row's fastest candidates at the least M of its range, and split the range if the row is slow there."""
         row = self._table.rows[m]
         start = max((one for one in self._table.rows if one < m), default=self._span.low - 1) + 1
@@ -244,12 +249,12 @@ class _SpanTuning:
         self._table.starts[start] = found
         regret, step = found.regret(row.record) or 0.0, (m - 1) // _STEP * _STEP
         middle = step if start <= step else (start + m) // 2
-        if regret == inf or (tries and regret > _START_REGRET and middle == start):  # The library is wrong there.
+        if regret == inf or (regret > MOST_REGRET and middle == start):  # The library is wrong there.
             self._table.rows[start] = found
-        elif tries and regret > _START_REGRET:
+        elif regret > MOST_REGRET and not is_split:
             self._add_row(middle)
             for one in sorted({middle, m} & self._table.rows.keys()):
-                self._look_at_start(one, tries - 1)
+                self._look_at_start(one, is_split=True)
 
     def _next_below(self, m: int) -> int:
         """Return the M at which a row stops being the best, as its tiles would fit another height."""
@@ -311,7 +316,7 @@ class _SpanTuning:
         neighbour = self._table.row_of(m)
         winners = [neighbour.record.config] if neighbour else []
         few = m <= FINE_UP_TO
-        expected = self._fitting(_of_several_tiles(kernels, MOST_OF_A_TILE[0]), problem, KERNELS)
+        expected = self._fitting(_of_several_tiles(kernels, MOST_OF_A_TILE[0]), problem, KERNELS[few])
         expected += self._fitting(_of_several_tiles(algorithms, MOST_OF_A_TILE[1]), problem, ALGORITHMS[few])
         guessed = guesses[:FIRST_GUESSES] + ([] if few else self._guessed_below(m))
         found = self._tables.race(problem, [*also, *winners, *expected, *guessed], self._device)

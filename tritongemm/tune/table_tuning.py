@@ -336,7 +336,7 @@ class _SpanTuning:
 
 
 def _of_several_tiles(configs: Iterable[Config], most: int) -> Iterator[Config]:
-    """Yield configs in their order, but at most so many of a tile, as similar ones are expected alike."""
+    """Yield configs in their order, but at most `most` of a tile, as similar ones are expected alike."""
     seen: Counter[tuple[object, ...]] = Counter()
     for config in configs:
         tile = (config.template, config.block_m, config.block_n, config.split_k)

@@ -141,7 +141,8 @@ def _compared(
     """Return the sizes at which each product's orders are compared: all, or some evenly and where they differ most."""
     found = {product: sorted((p for p in problems if p.at(1) == product), key=lambda p: p.m) for product in orders}
     even = {product: _evenly(every) for product, every in found.items() if len(every) > COMPARED}
-    asked = {p: orders[product] for product in even for p in found[product][::_NTH] if p.m >= FINE_UP_TO}
+    between = {product: found[product][::_NTH] for product in even if not run.options.seconds}
+    asked = {p: orders[product] for product, sizes in between.items() for p in sizes if p.m >= FINE_UP_TO}
     seconds = _expected(run, [(p, order) for p, those in asked.items() for order in those]) if asked else {}
     for product, sizes in even.items():
         expected = {p: [seconds[p, o] for o in those] for p, those in asked.items() if p.at(1) == product}

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf
 from statistics import median
 
@@ -187,7 +187,8 @@ class TableTuning:
         for problem in map(span.at, span.between()):
             fills = cdiv(problem.m, _TILE) * cdiv(problem.n, _TILE) * problem.batch >= target.compute_units
             jobs.append(RankJob(problem, target, backend, unsplit if fills else limits))
-        found = dict.fromkeys(config for best in self._planner.best(jobs) for config in best[:_FITTING])
+        ranked = takewhile(lambda _: self.in_time(), self._planner.best(jobs))
+        found = dict.fromkeys(config for best in ranked for config in best[:_FITTING])
         return [artifact.config for artifact in self._artifacts(span.at(span.high), found, device.evaluator)]
 
     def guesses(self, problem: Problem, device: RacingDevice, limit: int = GUESSES) -> list[Config]:

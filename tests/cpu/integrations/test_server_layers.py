@@ -293,6 +293,25 @@ def test_the_server_computes_what_it_computes_faster(unloaded: Dispatcher, monke
     assert server_calls.mixture_or(given, otherwise) == "the server" and "full" in caplog.text
 
 
+def test_a_call_is_timed_behind_enough_work_that_the_host_is_done_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some servers' kernels take the host longer than the GPU: what was timed then was the host."""
+    asked: list[int] = []
+
+    class Event(SimpleNamespace):
+        record = synchronize = lambda self: None
+        query = lambda self: asked[-1] < 8_000_000
+        elapsed_time = lambda self, end: 3.0 if self.query() else 0.5
+
+    cuda = SimpleNamespace(
+        Event=Event, _sleep=asked.append, get_device_properties=lambda: SimpleNamespace(L2_cache_size=1)
+    )
+    monkeypatch.setattr(
+        server_calls, "torch", SimpleNamespace(cuda=cuda, uint8=None, empty=lambda *_, **__: torch.ones(1))
+    )
+    calls: list[int] = []
+    assert server_calls._seconds(lambda: calls.append(1)) == 0.5e-3 and len(calls) == len(asked) == 3
+
+
 def replace_kind(resolution: Any, kind: str) -> Any:
     return SimpleNamespace(**{**vars(resolution), "kind": kind})
 

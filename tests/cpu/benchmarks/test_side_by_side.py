@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
 from tests.support.nouns import Capsys, Config, Defaults, Machine, Patch, Problem, Record, Trial, load_target, matrices
 from tritongemm.hip_ext import machine
 from tritongemm.workloads import sizes
 
-BENCHMARKS = ROOT / "benchmarks"
 PROBLEM = Problem(16, 4096, 4096, *matrices("bf16", layout="TN"))
 NAMES = ["torch", "inductor", "ours"]
 

@@ -17,12 +17,11 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
-from tritongemm.formats import Defaults, format_of, results_format
+from tritongemm.formats import Defaults, format_of
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
 from tritongemm.workloads import sizes
 
-HERE = Path("rows.yaml")
 RECORD = Record(
     problem=Problem(16, 32, 70, *matrices("bf16", "fp8e5m2", "fp32", layout="NT"), bias="n", batch=3),
     target="gfx942",
@@ -190,22 +189,6 @@ GROUPED = Problem(41, 72, 88, groups=Groups(5, spread="captured", counts=(7, 0, 
 def problems_of(text: str) -> list[Problem]:
     path = Path("sizes.yaml")
     return [row.problem for row in format_of(path, text).read(path, text, Defaults())]
-
-
-@each(
-    "problem",
-    [
-        GROUPED,
-        replace(GROUPED, groups=Groups(5, 40, "captured", (7, 0, 33, 1, 0))),
-        replace(GROUPED, groups=Groups(5, spread="skewed")),
-        replace(GROUPED, groups=Groups(5, 9)),
-    ],
-)
-def test_results_come_back(problem: Problem) -> None:
-    record = Record(problem, "sm90", Config("grouped", 16, 32, 64), "triton", 1e-6, 0.0, "graph-events")
-    text = results_format().write([record])
-    (row,) = results_format().read(Path("tuned.yaml"), text, Defaults())
-    assert row.record == record
 
 
 def test_a_size_says_how_its_rows_are_spread() -> None:

@@ -23,7 +23,6 @@ FP4 = FAMILY.problem(Problem(33, 64, 512, *matrices("fp4e2m1", c="bf16", layout=
 SCALES = registry.get(ScaleLayout, "e8m0_32x8")
 CK = registry.get(KernelBackend, "ck")
 SMALL = "ck.mx__bm32__bn64__bk256__gm1__sk1__w2__s2__pipeline1__wave_m1"
-VALUES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 
 def test_what_it_is_for() -> None:
@@ -38,7 +37,7 @@ def test_what_it_is_for() -> None:
     ):
         assert reason in FAMILY.supports(problem, target).reason
     dense = Problem(33, 64, 512, *matrices("fp4e2m1", c="bf16"))
-    assert "--family with scales" in registry.get(Family, "dense").supports(dense, GFX950).reason
+    assert "with scales: --family a4w4_blockscale" in registry.get(Family, "dense").supports(dense, GFX950).reason
     assert make_problem(Defaults.of(layout="TN", family="a4w4_blockscale"), 33, 64, 512) == FP4
     assert [axes.template for axes in space(FP4, GFX950).axes] == ["tile", "stream_k"]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
-from tests.support.nouns import Config, InputError, Launch, Machine, Patch, Record, Target, each, registry
+from tests.support.nouns import Config, Launch, Machine, Patch, Record, Target, each, registry
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
@@ -18,8 +18,7 @@ from tritongemm.cli import launch_plan
 from tritongemm.codegen import render, template_facts
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.export import kernel_manifest
-from tritongemm.formats import Defaults, FormatRow, make_problem, results_format
-from tritongemm.plugins.contracts import Backend, Family, Format, KernelBackend
+from tritongemm.plugins.contracts import Backend, Family, KernelBackend
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
@@ -79,26 +78,6 @@ def test_the_search_space_has_configs_of_both_kinds_and_the_winner_takes_the_sca
     assert "a, b, c, scale_a, scale_b, partial, counters, M, N, K," in text
     assert "def matmul(a, b, scale_a, scale_b, bias):" in render.winner(FP8, SPLIT, GFX942, "")
     assert "def matmul(a, b):" in render.winner(Problem(16, 16, 16), SPLIT, GFX942, "")
-
-
-def test_defaults_of_what_is_not_said() -> None:
-    """dtypes of the family, from the command line and from files; results come back equal."""
-    assert make_problem(Defaults(family="a8w8", fp8_encoding="fnuz"), 1, 2, 3).dtypes == f"{NUZ}-{NUZ}-bf16"
-    assert make_problem(Defaults.of("int8", family="a8w8"), 1, 2, 3).dtypes == "int8-int8-bf16"
-    with pytest.raises(
-        InputError, match=r"no family is called 'a9w9'; there are: a16w4, a4w4_blockscale, .*a8w8, .*dense"
-    ):
-        make_problem(Defaults(family="a9w9"), 1, 2, 3)
-    tune_gemm = registry.get(Format, "tune_gemm")
-    (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3, family: a8w8}\n", Defaults())
-    assert row.problem == FAMILY.problem(Problem(1, 2, 3, *matrices(OCP, c="bf16")))
-    (row,) = tune_gemm.read(Path("x.yaml"), "- {M: 1, N: 2, K: 3}\n", Defaults(family="a8w8"))
-    assert row.problem.family == "a8w8"
-    record = Record(INT8, "gfx942", SPLIT, "triton", 1e-6, 0.0, "model")
-    ours = results_format()
-    (back,) = ours.read(Path("x.yaml"), ours.write([record]), Defaults())
-    assert back.record == record
-    assert isinstance(back, FormatRow)
 
 
 def plan(folder: Path, *options: str, arch: str = "gfx942") -> Path:

@@ -11,9 +11,8 @@ import torch
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
-from tests.support.nouns import Config, Family, InputError, KernelBackend, Operands, Problem, Record, matrices, registry
+from tests.support.nouns import Config, Family, KernelBackend, Operands, Problem, matrices, registry
 from tritongemm.codegen import template_facts
-from tritongemm.formats import Defaults, make_problem, results_format
 from tritongemm.numerics.verify import deviation
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
@@ -100,21 +99,6 @@ def test_there_are_candidates_everywhere(arch: str, m: int) -> None:
     assert all(triton.check(c, problem, target) for c in kept.kept[:: len(kept.kept) // 50 + 1])
     wide = replace(next(c for c in kept.kept if c.template == "tile"), block_k=256)
     assert "block_k must divide the 128 elements" in triton.check(wide, problem, target).reason
-
-
-def test_a_granularity_is_written_where_it_is_not_the_usual_one() -> None:
-    group = of("group")
-    assert of("block") == PLAIN and "block" not in PLAIN.key.removesuffix("a8w8_blockscale")
-    assert group.key == PLAIN.key + "_group" and "scales" not in PLAIN.to_json()
-    assert Problem.from_json(group.to_json()) == group
-    given = Defaults(family="a8w8_blockscale", scales="group")
-    assert make_problem(given, group.m, group.n, group.k) == group
-    record = Record(group, "sm90", CONFIGS[0], "triton", 1e-6, 0.0, "model")
-    (row,) = results_format().read(Path("x.yaml"), results_format().write([record]), Defaults(scales="row"))
-    assert row.record == record
-    with pytest.raises(InputError, match=r"'row' .* it has block, block_rows, group, group_rows"):
-        of("row")
-    assert not FAMILY.supports(replace(PLAIN, a=PLAIN.a._replace(scaling=None)), SM90)
 
 
 EMULATED = (

@@ -43,7 +43,6 @@ from tritongemm.workloads import sizes
 KINDS: tuple[type[Plugin], ...] = (
     Backend, Family, Format, KernelSource, ScaleLayout, Strategy, Timer, WeightLayout,
 )  # fmt: skip
-GFX942 = target_files.load_target("gfx942")
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.kind)

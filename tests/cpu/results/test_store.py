@@ -16,21 +16,6 @@ from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, merged, record, ro
 from tritongemm.workloads import sizes
 
 
-def test_what_is_added_is_there_after_reopening(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "folder" / "out.yaml"
-    failed = trial(1, status="crashed", samples=(), reason="illegal access")
-    with take(path) as store:
-        store.add_trials(ONE, [trial(0), failed])
-        store.add_trials(TWO, [trial(0, stage="final", error=1e-4, tolerance=1e-3)])
-        store.add_trials(TWO, [])
-        store.add_record(record(ONE))
-        assert not path.exists(), "results are merged at the end"
-    with take(path) as store:
-        assert store.trials(ONE) == {(trial(0).config.name, "screen"): trial(0), (failed.config.name, "screen"): failed}
-        assert list(store.trials(TWO).values()) == [trial(0, stage="final", error=1e-4, tolerance=1e-3)]
-        assert (store.record(ONE), store.record(TWO)) == (record(ONE), None)
-
-
 def test_merge_is_deterministic_and_keeps_other_rows(tmp_path: Path) -> None:
     """Rows of other problems keep their place; new ones follow in the order asked for, not of their arrival."""
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"

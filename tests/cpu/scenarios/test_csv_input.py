@@ -132,16 +132,6 @@ def test_what_is_no_row_is_refused(text: str | bytes, complaint: str, capsys: Ca
     assert capsys.readouterr().err.startswith(f"error: {NAME}{complaint}")
 
 
-def test_an_empty_type_is_what_the_command_line_says(monkeypatch: Patch, capsys: Capsys) -> None:
-    """And an empty type of C is that of A and B; nothing else stands for an empty type of A and B."""
-    text = f"{HEADER}\n16,64,128,False,,,False,False\n"
-    Path(NAME).write_text(text)
-    assert tune.main(["--gemm_size_file", NAME, "--print_sizes", "-dtype_a", "bf16"]) == 0
-    assert "16x64x128_bf16_TN " in capsys.readouterr().out
-    assert run_gradlib(text, monkeypatch) == 0
-    assert "16x64x128_fp16_TN " in capsys.readouterr().out
-
-
 @each("cell", ["dtype", "q_dtype_a", "q_dtype_w"])
 def test_an_empty_type_of_experts_is_refused(cell: str, capsys: Capsys) -> None:
     types = {"dtype": "torch.bfloat16", "q_dtype_a": "torch.int8", "q_dtype_w": "torch.int8", cell: ""}

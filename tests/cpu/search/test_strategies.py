@@ -211,14 +211,6 @@ def test_guided_finds_the_best_of_interacting_axes(hopper: Case) -> None:
     assert np.mean(model) > 0.03 and max(model) > 0.3, "too easy: the model's order finds it alone"
 
 
-@each("name", STRATEGIES)
-@each("seconds", [1e-5, None])
-def test_a_single_config_is_tried_once(name: str, seconds: float | None, hopper: Case) -> None:
-    for config in (hopper.order[0], Config("tile", 16, 16, 64)):  # with options and without any
-        single = Case(hopper.space, rank((config,), hopper.space.problem, hopper.space.target))
-        assert flat(play(name, single, lambda _: seconds)) == [config]
-
-
 def test_guided_finds_the_best_without_help_of_the_model_and_on_another_vendor(hopper: Case) -> None:
     blind = hopper.without_model()
     tried = flat(play("guided", blind, separable))

@@ -34,24 +34,6 @@ def read(scale_a: torch.Tensor, scale_b: torch.Tensor, sizes: tuple[int, int, in
     return found.family, found.scales, found.left_out
 
 
-@each(
-    ("scale_a", "scale_b", "family", "scales"),
-    [
-        (ones(1), ones(1, 1), "a8w8", "tensor"),
-        (ones(M, 1), ones(N, 1), "a8w8", ""),
-        (ones(M), ones(N), "a8w8", ""),
-        (ones(M, 4, transposed=True), ones(2, 4), "a8w8_blockscale", ""),
-        (ones(M, 4), ones(2, 4), "a8w8_blockscale", "block_rows"),
-        (ones(M, 4, transposed=True), ones(N, 4, transposed=True), "a8w8_blockscale", "group"),
-        (ones(M, 4), ones(N, 4), "a8w8_blockscale", "group_rows"),
-    ],
-)
-def test_shapes_and_strides_state_the_granularity(
-    scale_a: torch.Tensor, scale_b: torch.Tensor, family: str, scales: str
-) -> None:
-    assert read(scale_a, scale_b, SIZES) == (family, scales, "")
-
-
 def test_one_row_is_no_other_granularity() -> None:
     assert read(ones(1, 1), ones(N), (1, N, K)) == ("a8w8", "", "")
     assert read(ones(1, 4), ones(2, 4), (1, N, K)) == ("a8w8_blockscale", "", "")

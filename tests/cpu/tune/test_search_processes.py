@@ -19,11 +19,12 @@ from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
 from tritongemm.plugins.contracts import Search
 from tritongemm.report.console import Reporter
+from tritongemm.search.planner import rank_space
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.tune import search_processes
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
-from tritongemm.tune.search_processes import Planner, SearchJob, SearchProcess, SearchWorker, WinnerModule
+from tritongemm.tune.search_processes import Planner, RankJob, SearchJob, SearchProcess, SearchWorker, WinnerModule
 
 GFX942 = target_files.load_target("gfx942")
 PROBLEMS = [Problem(16, 16, k) for k in (64, 32)]
@@ -69,6 +70,17 @@ def test_a_process_that_is_killed_costs_no_problem(
         found = list(planning.plan(jobs(tmp_path)))
     signed = [list(one.pruned.reasons) for one in found]
     assert signed == [[p.key] for p in PROBLEMS] if worker is WorkerKilledOnce else all(one.kept for one in found)
+
+
+def test_kernels_that_no_process_ranks_are_ranked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of distinct tiles, the best predicted first."""
+    monkeypatch.setattr(SearchProcess, "_ask", lambda *_: None)
+    ranked = [RankJob(problem, GFX942, "triton", SearchLimits(templates=("tile",))) for problem in PROBLEMS]
+    with closing(Planner(1)) as planner:
+        found = list(planner.best(ranked))
+    assert found == list(Planner(0).best(ranked)) and all(found)
+    assert [rank_space(p, GFX942, "triton", ranked[0].limits)[2].configs[0] for p in PROBLEMS] == [f[0] for f in found]
+    assert all(len({(c.tile, c.split_k) for c in best}) == len(best) for best in found)
 
 
 QUICK = [("guided", WorkerKilledLater, True)]

@@ -207,21 +207,31 @@ def test_a_product_without_results_has_no_table(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "share", "winner"),
-    [(1.02, 0.97, "torch"), (1.2, 0.97, "torch"), (1.2, 1.18, "blaslt"), (1.0, 1.0, "blaslt"), (1.0, 0.995, "torch")],
+    ("gain", "start", "share", "winner"),
+    [
+        (1.02, 1.02, 0.97, "torch"),
+        (1.2, 1.2, 0.97, "torch"),
+        (1.2, 1.2, 1.18, "blaslt"),
+        (1.0, 1.0, 1.0, "blaslt"),
+        (1.0, 1.0, 0.995, "torch"),
+        (1.2, 0.98, 1.1, "torch"),
+        (1.9, 0.99, 1.0, "blaslt"),  # a step of the library's time is no gain that is lost
+    ],
 )
 def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
-    path: Path, gain: float, share: float, winner: str
+    path: Path, gain: float, start: float, share: float, winner: str
 ) -> None:
-    """The library serves where it was faster at one of them, or the gain is no more than was lost there on average."""
+    """The library serves where it was faster there or at the least M, or the gain is what was lost there on average."""
     with searched(path, ScriptedEvaluator()) as store:
         record = store.record(SPAN.at(SPAN.searched()[1]))
     assert record is not None
     record = replace(record, winner="blaslt", seconds=1e-5, library_seconds=1e-5 * gain)
     m = record.problem.m
-    between = replace(record, problem=SPAN.at(m - 1), seconds=1e-5, library_seconds=1e-5 * share)
-    seconds = {record.config: 1e-5}
-    table = MTable(1, {m: MeasuredM(record, seconds)}, {m - 1: MeasuredM(between, seconds)})
+    between, least = (
+        MeasuredM(replace(record, problem=SPAN.at(at), library_seconds=1e-5 * part), {record.config: 1e-5})
+        for at, part in ((m - 1, share), (1, start))
+    )
+    table = MTable(1, {m: MeasuredM(record, {record.config: 1e-5})}, {m - 1: between}, {1: least})
     (served,) = table.records()
     assert served.winner == winner
     assert served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)

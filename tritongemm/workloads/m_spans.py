@@ -50,8 +50,8 @@ class MSpan:
         return sorted(rungs | set(self.searched()) | set(self.wanted))
 
     def between(self) -> list[int]:
-        """Return M between the searched ones, each a multiple of the step to it, which tiles of several heights fit."""
-        m, found = FINE_UP_TO, []
+        """Return M of a few tiles, each a multiple of the step to it; kernels of the first may serve fewer rows."""
+        m, found = FINE_UP_TO, [FINE_UP_TO]
         while m < self.high:
             m += max(_LEAST_STEP, 1 << (m // _STEPS).bit_length() - 1)
             found.append(m)

@@ -217,13 +217,7 @@ def batched_gemm_bf16_CK(
 
 
 def batched_gemm_a8w8(
-    XQ: Tensor,
-    WQ: Tensor,
-    x_scale: Tensor,
-    w_scale: Tensor,
-    out: Tensor,
-    bias: Tensor | None = None,
-    splitK: int = 0,
+    XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int = 0
 ) -> Tensor:
     """Compute (XQ @ WQ.T) * x_scale * w_scale (+ bias) for a batch of fp8 or int8, written to `out`.
 

@@ -107,11 +107,7 @@ def _look(invariant: bool, layer: Any, *what: Any) -> str:
 
 
 def _why_not(
-    invariant: bool,
-    layer: Any,
-    name: str,
-    is_plain: Callable[[Problem], bool],
-    is_quantised: Callable[[Problem], bool],
+    invariant: bool, layer: Any, name: str, is_plain: Callable[[Problem], bool], is_quantised: Callable[[Problem], bool]
 ) -> str:
     """Return why a layer's weight is not served, behind the number of such layers; "" where it is.
 

@@ -272,7 +272,7 @@ class OnlineTuner:
             library_seconds=None if outcome.baseline_wrong else outcome.baseline.seconds,
             library=baseline,
             library_wrong=outcome.baseline_wrong,
-            verified=_describe_trials(outcome),
+            verified=f"online: {outcome.tried} algorithms, checked against float64",
             toolchain={library.name: version, "torch": settings.version("torch")},
             compute_units=self._device.compute_units,
         )
@@ -301,10 +301,6 @@ class OnlineTuner:
         if needed > (pool.workspace_bytes if pool else 0):
             grown = max(_LEAST_WORKSPACE_BYTES, 1 << (needed - 1).bit_length())
             self._device.reserve_workspaces(grown, pool.counter_bytes if pool else 0)
-
-
-def _describe_trials(outcome: OnlineOutcome) -> str:
-    return f"online: {outcome.tried} algorithms, checked against float64"
 
 
 def _spread(timed: TimedAlgorithm) -> float:

@@ -154,12 +154,7 @@ def multiply_quantized(given: ScaledOperands) -> Tensor:
 
 
 def bmm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    *,
-    out: Tensor | None = None,
+    a: Tensor, b: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """Compute a @ b (+ bias) for each product of a batch, with the tuned kernel for this size, else with PyTorch.
 

@@ -149,12 +149,7 @@ class _Launch:
     """The kernels that quantise activations of one shape; belongs to one thread."""
 
     def __init__(
-        self,
-        prepared: Sequence[PatchedLaunch],
-        index: int,
-        granularity: str,
-        dtype: torch.dtype,
-        layout: str,
+        self, prepared: Sequence[PatchedLaunch], index: int, granularity: str, dtype: torch.dtype, layout: str
     ) -> None:
         self._launch, self._index = call_all([one.launch for one in prepared]), index
         self._set_x, self._set_q, self._set_scale, self._set_part = (
@@ -237,7 +232,5 @@ def _fake(x: Tensor, granularity: str, dtype: torch.dtype, layout: str) -> Quant
 
 
 define_operation(
-    "quantize(Tensor x, str granularity, ScalarType dtype, str layout) -> (Tensor, Tensor)",
-    _quantize,
-    _fake,
+    "quantize(Tensor x, str granularity, ScalarType dtype, str layout) -> (Tensor, Tensor)", _quantize, _fake
 )

@@ -14,10 +14,7 @@ _DEVICES = ("CUDA", "CPU")
 computed: Final = SimpleNamespace()  # what computes each operation, by its name
 # Operations live as long as this object. Kernels want the strides that they were traced with.
 _OPERATIONS: Final = torch.library.Library("tritongemm", "FRAGMENT")
-_TAGS = (
-    torch.Tag.pt2_compliant_tag,
-    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
-)
+_TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 
 
 def define_operation(

@@ -15,10 +15,7 @@ SEARCH_BUDGET = 64  # configs that are tried at a searched M which no call is kn
 _FEW = (1, 2, 4)
 FINE_UP_TO = 64  # M up to which the tiles of few rows are as high as M
 _FINE = 8  # the step of the M up to there, which are all measured
-_STEPS, _LEAST_STEP = (
-    8,
-    16,
-)  # from there on kernels are offered for M that are M / 8 apart, and at least 16
+_STEPS, _LEAST_STEP = (8, 16)  # from there on kernels are offered for M that are M / 8 apart, and at least 16
 
 
 @dataclass(frozen=True)

@@ -124,10 +124,7 @@ def test_the_library_and_rows_that_are_there() -> None:
         (result(product(bias="m")), "looks up mm and addmm"),
         (result(product(bias="n"), winner="torch"), "torch won, and what Inductor races itself stays"),
         (result(product(), winner="blaslt"), "blaslt won, and what Inductor races itself stays"),
-        (
-            result(product(), Config("tma", 64, 64, 64)),
-            "tma__bm64__.* won, which is not Inductor's template",
-        ),
+        (result(product(), Config("tma", 64, 64, 64)), "tma__bm64__.* won, which is not Inductor's template"),
         (result(product(), Config("tile", 64, 64, 64, split_k=4)), "more than a row holds"),
         (result(product(), timer="model"), "a prediction"),
         (result(product(m=3), target="gfx942", seconds=1.0), "a table is of one target, and this one is of sm90"),

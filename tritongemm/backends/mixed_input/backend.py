@@ -21,11 +21,7 @@ from tritongemm.system import settings
 
 _Multiply: TypeAlias = "Callable[[Problem, Operands, Tensor], Callable[[], Tensor]]"
 # What makes a call that returns C, of the operands and of bytes [N, K / 2] in plain order.
-_LIBRARIES: Final[dict[str, _Multiply]] = {
-    "int4pack": pytorch.product,
-    "marlin": vllm.marlin,
-    "machete": vllm.machete,
-}
+_LIBRARIES: Final[dict[str, _Multiply]] = {"int4pack": pytorch.product, "marlin": vllm.marlin, "machete": vllm.machete}
 
 
 class MixedInputBackend(LibraryBackend):

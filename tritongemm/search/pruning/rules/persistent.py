@@ -17,12 +17,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import (
-    accumulator_registers,
-    block_sum_registers,
-    matrix_sides,
-    slot_lines,
-)
+from tritongemm.search.cost_model.occupancy import accumulator_registers, block_sum_registers, matrix_sides, slot_lines
 from tritongemm.search.cost_model.waves import PARTIAL_BYTES, count_tiles
 
 Check = Callable[[Config, Problem, Target], "str | None"]

@@ -146,7 +146,7 @@ def _why_none_passed(task: Task, outcome: RaceOutcome, target: Target, options: 
     within = f" within {options.seconds:g} s" if options.seconds else ""
     reasons = [f"{n} {s}" for s, n in counts.items()] or [f"{', '.join(options.backends)} brought none{within}"]
     reasons += [f"{name}: {reason}" for name, reason in task.refused.items()]
-    reasons += [f"{t.config.name}: {t.reason}" for t in trials if t.reason][:1]
+    reasons += [f"{t.config.name}: {t.reason.removeprefix(f'{t.config.name} ')}" for t in trials if t.reason][:1]
     reasons += [f"{options.library} is wrong too: {outcome.library_wrong}"] if outcome.library_wrong else []
     hints = [] if trials or options.seconds else roster.suggest_backends(task.problem, target, options.backends)
     return "; ".join([f"no candidate passed: {', '.join(reasons)}", *hints])

@@ -62,7 +62,9 @@ def test_where_nothing_is_right_nothing_wins(tmp_path: Path) -> None:
     evaluator, options, artifact = Nothing(), TuningOptions(tmp_path, library="torch"), Artifact(KERNEL, "")
     outcome = run_race(RaceWork(SIZE, (artifact,), ()), evaluator, options)
     task = Task(SIZE)
+    task.trials["first"] = Trial(KERNEL, "compile_failed", f"{KERNEL.name} can't compute it")
     assert decide(task, outcome, evaluator.target, options) is None
+    assert f"{KERNEL.name}: can't compute it" in task.failure, "the config once"
     assert "no candidate passed" in task.failure and "torch is wrong too: error 0.5 > 0.008" in task.failure
     again = race_again(evaluator, SIZE, [artifact], options)
     assert isinstance(again, Support) and again.reason.endswith("torch is wrong too: error 0.5 > 0.008")

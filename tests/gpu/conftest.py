@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.nouns import Machine, MeasureProtocol, Patch
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.protocol import MeasureProtocol
 from tritongemm.hip_ext import machine
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.serving.dispatcher import Dispatcher
 
@@ -41,7 +40,7 @@ def inference() -> Iterator[None]:
 
 
 @pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch, inference: None) -> Dispatcher:
+def dispatcher(monkeypatch: Patch, inference: None) -> Dispatcher:
     """That of a process which has read nothing, and asks for no gradients."""
     unloaded = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)

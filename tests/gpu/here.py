@@ -8,13 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.core.target import Target
+from tests.support.nouns import Config, Family, Problem, Record, Target, registry
 from tritongemm.hip_ext.driver import driver
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, SearchedBackend
+from tritongemm.plugins.contracts import SearchedBackend
 from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None

@@ -9,18 +9,13 @@ import pytest
 import yaml
 
 from tests.gpu.test_commands import run
+from tests.support.nouns import Backend, Config, KernelBackend, Machine, Patch, Problem, Record, matrices, registry
 from tritongemm.backends.asm.manifest import read
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import modules
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext.compilers import toolchain
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, KernelBackend
 
 SIZE = Problem(250, 512, 1024, *matrices("bf16", layout="TN"))
 BIASED = Problem(64, 320, 520, *matrices(), bias="n")
@@ -93,7 +88,7 @@ def test_ptx_runs(
     assert trial.status == "ok", trial.reason
 
 
-def test_tuned_checked_timed_and_served(manifests: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_checked_timed_and_served(manifests: list[Path], tmp_path: Path, monkeypatch: Patch) -> None:
     """One run over the cubins and the library, with rows of a bad manifest beside; the winner is found again."""
     import torch
 

@@ -9,14 +9,10 @@ from torch import Tensor
 import tritongemm
 from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed
 from tests.gpu.test_numeric import LAYOUTS, verify_all
+from tests.support.nouns import Backend, Config, Family, LibraryBackend, Machine, Problem, matrices, registry
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 from tritongemm.serving.dispatcher import default_dispatcher
 
 pytestmark = needs_gpu

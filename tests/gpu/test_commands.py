@@ -16,14 +16,10 @@ import yaml
 import tritongemm
 from tests.support import ROOT
 from tests.support.call_logs import line
+from tests.support.nouns import Capsys, Config, Defaults, Machine, Problem, Record, matrices, registry, results_format
 from tritongemm.campaigns.driver import STAGES
 from tritongemm.cli import check, optimize, shell, tune
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.formats import Defaults, results_format
-from tritongemm.hip_ext.machine import Machine, count_devices
-from tritongemm.plugins import registry
+from tritongemm.hip_ext.machine import count_devices
 from tritongemm.plugins.contracts import Timer
 from tritongemm.report.progress import RunProgress
 from tritongemm.system import settings
@@ -194,7 +190,7 @@ def test_results_are_measured_and_verified(campaign: Path) -> None:
         assert row.record.error <= row.record.tolerance
 
 
-def test_every_device_worked(campaign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_device_worked(campaign: Path, capsys: Capsys) -> None:
     """Tuned again by all devices, each of which says how busy it was."""
     for path in campaign.glob("tuned.yaml*"):
         path.unlink()
@@ -221,9 +217,7 @@ def ray_cluster(gpu_machine: Machine) -> Iterator[Any]:
         cluster.shutdown()
 
 
-def test_a_campaign_on_all_gpus_of_a_cluster(
-    ray_cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_campaign_on_all_gpus_of_a_cluster(ray_cluster: Any, tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "job.log").write_text(RAY_LOG)
     words = [str(tmp_path / "job.log"), "-o", str(tmp_path / "tunings"), "--ray", ray_cluster.address]
     assert optimize.main([*words, "--population", "8", "--generations", "2"]) == shell.DONE
@@ -238,7 +232,7 @@ MOVED = [Problem(m, n, 512, *matrices("bf16", layout="TN")) for m in (32, 64, 20
 CONFIGS = [Config("tile", 32, 64, 64, 4, 1, 4, 3), Config("tile", 64, 64, 64, 4, 1, 4, 3)]
 
 
-def test_all_gpus_repair(gpu_machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_gpus_repair(gpu_machine: Machine, tmp_path: Path, capsys: Capsys) -> None:
     target, tools = gpu_machine.target, {"triton": settings.version("triton"), "torch": settings.version("torch")}
     records = [
         Record(

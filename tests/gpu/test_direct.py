@@ -12,10 +12,8 @@ from torch.nn import functional
 
 import tritongemm
 from tests.gpu.here import ARCH, DENSE, graph_of, needs_gpu, replayed
+from tests.support.nouns import Config, Patch, Problem, Record, matrices
 from tritongemm.backends.blaslt.served_algorithm import WORKSPACE_BYTES, LoadedAlgorithm
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
 from tritongemm.numerics import verify
 from tritongemm.serving import calls
 from tritongemm.serving.dispatcher import Dispatcher
@@ -43,7 +41,7 @@ MODES = {
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def at_once(monkeypatch: Patch) -> Iterator[None]:
     """A size is frequent at its first call, and float32 is as precise after a test as before it."""
     # PyTorch's module takes assignments only: `monkeypatch` would delete the attribute, and fail
     precision = torch.backends.cuda.matmul.allow_tf32

@@ -11,11 +11,8 @@ from torch.nn import functional
 
 import tritongemm
 from tests.gpu.here import DENSE, TMA, VENDOR, needs_gpu, record, replayed
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
+from tests.support.nouns import Config, LibraryBackend, Patch, Problem, matrices, registry
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import LibraryBackend
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_table import RecordTable
 
@@ -317,9 +314,7 @@ def test_other_records_fall_back() -> None:
     assert_right("tile", huge.run(x, w, None, None), exact)
 
 
-def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_older_toolchain_is_checked_and_a_wrong_kernel_refused(monkeypatch: Patch, tmp_path: Path) -> None:
     x, w, _, _, exact = operands("tile")
     old = record(*CASES["tile"], toolchain={"triton": "3.0.0"})
     unloaded = Dispatcher()

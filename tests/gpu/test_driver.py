@@ -17,8 +17,7 @@ from triton.compiler import ASTSource
 
 from tests.gpu.here import VENDOR, needs_gpu, nvidia
 from tests.support import ROOT
-from tritongemm.core.errors import DriverError
-from tritongemm.core.launch import Launch, Param
+from tests.support.nouns import DriverError, Launch, Param
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.driver import driver, tensor_map
 

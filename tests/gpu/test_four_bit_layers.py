@@ -13,17 +13,11 @@ from tests.cpu.integrations.test_int4_layers import LinearBase
 from tests.cpu.operations.test_four_bit_weights import GROUP, HALF, NUMBERS, K, N
 from tests.gpu.here import record, replayed
 from tests.support.fakes.servers import install_vllm, install_vllm_int4
+from tests.support.nouns import Config, Family, Groups, Machine, Patch, Problem, matrices, registry, results_format
 from tests.support.patched_layers import row_of_int4
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import results_format
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.integrations import vllm
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import dequantize
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 
 pytestmark = pytest.mark.usefixtures("gpu_machine", "dispatcher")
@@ -37,7 +31,7 @@ def in_graph(call: Any, *given: Tensor) -> Tensor:
     return out
 
 
-def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: Patch) -> None:
     of, file = row_of_int4("halves_32", m=4, bias="n").problem, tmp_path / "tuned.yaml"
     file.write_text(results_format().write([record(of, Config("tile", 16, 64, 64, 1, 1, 4, 2))]), encoding="utf-8")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(file))

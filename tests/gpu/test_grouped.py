@@ -12,19 +12,13 @@ from torch.nn import functional
 import tritongemm
 from tests.gpu.here import graph_of, needed_fp8, normal, record, replayed, triton
 from tests.gpu.test_numeric import verify_all
+from tests.support.nouns import Config, Family, Groups, Machine, Operand, Patch, Problem, Target, matrices, registry
 from tritongemm.build.few_expert_kernels import SCALES
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Operand, Problem, matrices
-from tritongemm.core.target import Target
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.operations.grouped import GroupedOperands, grouped
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import mixtures
 from tritongemm.serving.mixtures import MoeKernels
 
@@ -203,9 +197,7 @@ def close(c: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize("mode", ["", "row", "row int8", "block", "mx", "mx_shuffled", "mx fp4"])
 @pytest.mark.parametrize(("tokens", "alone"), [(1, False), (77, False), (1, True), (13, True)])
-def test_a_mixture_of_experts(
-    gpu_machine: Machine, monkeypatch: pytest.MonkeyPatch, mode: str, tokens: int, alone: bool
-) -> None:
+def test_a_mixture_of_experts(gpu_machine: Machine, monkeypatch: Patch, mode: str, tokens: int, alone: bool) -> None:
     """Against the same in float32, expert by expert; captured, compiled, and with ids of no expert.
 
     `alone`: by the two kernels for few tokens, where they read such weights.

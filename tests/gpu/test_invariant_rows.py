@@ -8,10 +8,7 @@ import torch
 
 import tritongemm
 from tests.gpu.here import replayed
-from tritongemm.core.config import Config
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.record import Record
-from tritongemm.hip_ext.machine import Machine
+from tests.support.nouns import Config, Defaults, Machine, Patch, Record
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.tune.request import Outputs, SearchScope, SizeSource, TuneRequest
 
@@ -57,7 +54,7 @@ def table(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> lis
     return tune(path, N, K, 256, Defaults.of("bf16", layout="TN"), "library")
 
 
-def test_untuned_kernels(empty: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untuned_kernels(empty: Dispatcher, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     x, w = operands()
     assert tritongemm.explain(x, w).startswith("invariant: ")
@@ -65,7 +62,7 @@ def test_untuned_kernels(empty: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rows_of_a_table_and_untuned_kernels_beyond_it(
-    empty: Dispatcher, table: list[Record], monkeypatch: pytest.MonkeyPatch
+    empty: Dispatcher, table: list[Record], monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     assert {r.order for r in table} == {f"1x{K}"} and len({r.row_bits for r in table}) == 1
@@ -78,7 +75,7 @@ def test_rows_of_a_table_and_untuned_kernels_beyond_it(
 
 
 def test_a_narrow_product_has_the_order_that_races_choose_with_rows_and_without(
-    empty: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Dispatcher, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     n, k = 1280, 8192
     table = tune(tmp_path / "t.yaml", n, k, 128, Defaults.of("bf16", layout="TN"))
@@ -91,7 +88,7 @@ def test_a_narrow_product_has_the_order_that_races_choose_with_rows_and_without(
 
 
 def test_a_row_that_claims_an_order_or_bits_does_not_serve(
-    empty: Dispatcher, table: list[Record], monkeypatch: pytest.MonkeyPatch
+    empty: Dispatcher, table: list[Record], monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     x, w = operands()
@@ -115,7 +112,7 @@ def test_a_patched_model_gives_a_sequence_the_same_bits_alone_and_in_a_batch(emp
 
 
 def test_fp8_blocks_have_the_same_bits_by_rows_and_by_untuned_kernels(
-    empty: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Dispatcher, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Activations are quantised row by row; at some M a row of the table serves, at others an untuned kernel."""
     n = 1024

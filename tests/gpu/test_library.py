@@ -14,12 +14,11 @@ import tritongemm
 from tests.gpu.here import DENSE, fp8, needed_fp8, normal, record, replayed
 from tests.gpu.test_dispatch import CASES
 from tests.support import ROOT, stored_calls
+from tests.support.nouns import Machine, Patch, Record
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.record import Record
 from tritongemm.export.library import building, writing
 from tritongemm.export.library.building import Built
 from tritongemm.export.library.writing import Contents
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.system import settings
@@ -137,7 +136,7 @@ def test_every_call_is_served_where_nothing_can_be_compiled(
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 @pytest.mark.parametrize("m", [1, 300])
 def test_stored_kernels_quantise_as_compiled_ones_do(
-    gpu_machine: Machine, all_calls: Path, monkeypatch: pytest.MonkeyPatch, granularity: str, m: int
+    gpu_machine: Machine, all_calls: Path, monkeypatch: Patch, granularity: str, m: int
 ) -> None:
     """Equal to the last bit; of `tensor`, which no product of the library wants, both are compiled."""
     dtype = getattr(torch, DTYPES[fp8(gpu_machine.target)].torch)

@@ -16,16 +16,10 @@ import torch
 
 from tests.gpu.here import needs_gpu
 from tests.support.module_cases import CASES
+from tests.support.nouns import Backend, Config, Family, Machine, Problem, Record, Target, registry
 from tritongemm.codegen import modules
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
-from tritongemm.core.target import Target
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics.grouped import written
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family
 
 pytestmark = needs_gpu
 CONFIGS_OF_A_PROCESS = 4  # each is compiled four times

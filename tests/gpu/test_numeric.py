@@ -7,14 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.gpu.here import DENSE, fp8, triton
+from tests.support.nouns import Config, Family, Machine, Problem, Target, matrices, registry
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.target import Target
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.search.space import space
 
 TILE = Config("tile", 32, 64, 64, 4, 1, 4, 2)

@@ -10,9 +10,7 @@ from torch.nn import functional
 
 import tritongemm
 from tests.gpu.here import TMA, graph_of, needs_gpu, normal, record
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
+from tests.support.nouns import Config, Problem, Record, matrices
 from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
 

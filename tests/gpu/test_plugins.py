@@ -9,24 +9,22 @@ import torch
 import yaml
 
 import tritongemm
+from tests.support.nouns import Backend, Defaults, Family, Machine, Patch, results_format
 from tests.support.plugins import dropped, show_to_children
 from tritongemm.cli import tune
-from tritongemm.formats import Defaults, results_format
-from tritongemm.hip_ext.machine import Machine
-from tritongemm.plugins.contracts import Backend, Family
 
 BACKEND, FAMILY = "working_backend_toy", "family_toy"
 SIZE = ["-m", "250", "-n", "336", "-k", "512", "--budget", "8"]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path: Path, monkeypatch: Patch) -> None:
     """Kernels compiled for a test are kept in its own folder."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def backend(tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
     """A backend whose kernel computes, put beside the others, where child processes find it too."""
     with dropped(Backend, BACKEND, tmp_path, monkeypatch) as name:
         show_to_children(tmp_path, monkeypatch, Backend)
@@ -50,9 +48,7 @@ def test_a_backend_races_and_serves(gpu_machine: Machine, backend: str, tmp_path
     assert said.startswith("exact: ") and read.record.config.name in said
 
 
-def test_a_family_with_its_own_scales_is_tuned(
-    gpu_machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_with_its_own_scales_is_tuned(gpu_machine: Machine, tmp_path: Path, monkeypatch: Patch) -> None:
     out = tmp_path / "out.yaml"
     with dropped(Family, FAMILY, tmp_path, monkeypatch):
         show_to_children(tmp_path, monkeypatch, Family)

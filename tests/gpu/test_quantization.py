@@ -8,14 +8,10 @@ from torch import nn
 
 import tritongemm
 from tests.gpu.here import fp8, needed_fp8, record, replayed
+from tests.support.nouns import Config, Family, Machine, Problem, matrices, registry
 from tests.support.patched_layers import HIDDEN, experts, fp8_experts, rows_of_experts, tokens
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.tune import quantization
 
 GROUPED = Config("grouped", 16, 64, 128, 1, 1, 4, 2, (("per_unit", 1),))

@@ -8,15 +8,10 @@ import pytest
 from tests.gpu.here import triton
 from tests.gpu.test_numeric import CONFIGS, usable
 from tests.gpu.test_scaled_kernels import CONFIGS as SCALED
+from tests.support.nouns import Artifact, Backend, Config, Family, Groups, Problem, matrices, registry
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Backend, Family
 
 ROWS = (1, 70, 300)
 SPLITS = tuple(

@@ -13,18 +13,13 @@ import tritongemm
 from tests.gpu.here import fp8, needs_gpu, triton
 from tests.gpu.test_numeric import usable, verify_all
 from tests.support import raising
+from tests.support.nouns import Config, Family, Groups, Patch, Problem, Target, matrices, registry
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen.template_facts import exchanges_sums
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.target import Target
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.operations import microscaling
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 
 SWAPPED = (("swap_ab", 1),)
 CONFIGS = (
@@ -237,7 +232,7 @@ EXCHANGING = (
 
 @pytest.mark.parametrize(("family", "dtype"), [("dense", "bf16"), ("a8w8", "int8"), ("a8w8_blockscale", "fp8e4m3fn")])
 def test_splits_add_their_sums_through_memory(
-    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
+    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: Patch, family: str, dtype: str
 ) -> None:
     monkeypatch.setattr(assembly_edits, "edit", raising(UnknownAssemblyError("a new version")))
     problem: Problem = registry.get(Family, family).problem(

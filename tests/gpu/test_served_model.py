@@ -12,10 +12,7 @@ from torch.nn import functional
 import tritongemm
 from tests.gpu.here import graph_of, needs_gpu, normal, record
 from tests.support.fakes.servers import install_sglang, install_vllm, layer_of
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.formats import results_format
+from tests.support.nouns import Config, Patch, Problem, Record, matrices, results_format
 from tritongemm.integrations import sglang, vllm
 from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import Dispatcher
@@ -74,7 +71,7 @@ def joined_table() -> list[Record]:
     return [record(p, TILE, seconds=1e-5) for p in problems]
 
 
-def test_joined_layers(joined_table: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_layers(joined_table: list[Record], monkeypatch: Patch) -> None:
     torch.manual_seed(0)
     model = Attention().cuda().bfloat16()
     xs = [normal(M, K), normal(1, M, K), normal(17, K)]
@@ -133,7 +130,7 @@ def test_a_patched_model_compiled(table: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
-def test_a_servers_plug_in(table: Path, server: str, monkeypatch: pytest.MonkeyPatch, dispatcher: Dispatcher) -> None:
+def test_a_servers_plug_in(table: Path, server: str, monkeypatch: Patch, dispatcher: Dispatcher) -> None:
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(table))
     if server == "vllm":
         _, utils = install_vllm(monkeypatch)

@@ -11,16 +11,12 @@ import tritongemm
 from tests.cpu.contracts.test_served_operations import CASES
 from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed, triton
 from tests.support import shipped
+from tests.support.nouns import Config, Family, KernelBackend, Machine, Patch, Problem, matrices, registry
 from tests.support.operation_calls import CALLS, Rows, parts
 from tests.support.tuned_calls import make_call
-from tritongemm.core.config import Config
-from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext import machine
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import epilogues, verify
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.serving import added_operations
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.quantize import own_fp8
@@ -152,7 +148,7 @@ def test_no_rows_give_an_empty_result_and_launch_nothing(name: str) -> None:
 
 
 def test_a_product_is_loaded_by_its_first_call(
-    gpu_machine: Machine, dispatcher: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu_machine: Machine, dispatcher: Dispatcher, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     gbps = machine.memory_gbps(gpu_machine)
     assert gbps == pytest.approx(gpu_machine.target.hbm_gbps, rel=0.05), "the driver's and the data sheet's"

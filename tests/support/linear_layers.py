@@ -179,6 +179,16 @@ def run_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
+def be_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    """Have tensors on the CPU say that they are on a GPU; the process's dispatcher, which knows no records yet."""
+    run_on_cpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+    dispatcher = Dispatcher()
+    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
+    return dispatcher
+
+
 def stand_in_device(
     compute_units: int = COMPUTE_UNITS, driver_device: Any = None, memory_gbps: int = 0
 ) -> ServingDevice:

@@ -17,7 +17,8 @@ from tests.support.kernel_cases import (
     TMA,
     WS_FRAGMENTS,
 )
-from tests.support.nouns import Config, Family, Groups, Problem, matrices, registry
+from tests.support.nouns import Config, Groups, Problem
+from tests.support.products import product
 
 
 class ModuleCase(NamedTuple):
@@ -28,19 +29,13 @@ class ModuleCase(NamedTuple):
     anywhere: bool = False
 
 
-def _problem(family: str, dtype: str, sizes: tuple[int, int, int] = (48, 256, 256), **more: Any) -> Problem:
-    scales, operands = more.pop("scales", ""), matrices(dtype, c="bf16", layout=more.pop("layout", "TN"))
-    made: Problem = registry.get(Family, family).problem(Problem(*sizes, *operands, **more), scales)
-    return made
+def _problem(family: str, types: str, **more: Any) -> Problem:
+    return product(family, 48, 256, 256, types, **more)
 
 
 def _fragments(dtype: str, scales: str) -> Problem:
     """A product of bf16 by a weight of four bits in the order of fragments."""
-    a, b, c = matrices("bf16", dtype, "bf16", layout="TN")
-    made: Problem = registry.get(Family, "a16w4").problem(
-        Problem(48, 256, 256, a, b._replace(order="fragments"), c), scales
-    )
-    return made
+    return _problem("a16w4", f"bf16 {dtype}", scales=scales, order="fragments")
 
 
 _GROUPS = Groups(5, spread="captured", counts=(7, 0, 33, 7, 1))

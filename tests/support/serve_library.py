@@ -68,18 +68,14 @@ def stand_in(patch: Any) -> "HostDriver":
     Args:
         patch: a `pytest.MonkeyPatch`.
     """
-    import torch
-
     from tests.support import linear_layers
     from tritongemm.serving import kernel_loading
 
     host = linear_layers.HostDriver()
     device: Any = linear_layers.stand_in_device(driver_device=host)
     patch.setattr(kernel_loading, "open_device", lambda index, workspaces: device)
-    patch.setattr(torch.cuda, "is_available", lambda: False)
-    patch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
     patch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: "tf32")
-    linear_layers.run_on_cpu(patch)
+    linear_layers.be_a_gpu(patch)
     return host
 
 

@@ -11,9 +11,9 @@ import tritongemm
 from tests.support.linear_layers import (
     StandInKernel,
     attach_device,
+    be_a_gpu,
     problem,
     record,
-    run_on_cpu,
     stand_in_device,
     stand_in_kernels,
 )
@@ -135,11 +135,8 @@ def test_the_last_one_serves_every_call(no_capture: None) -> None:
 @pytest.fixture
 def gpu(monkeypatch: Patch) -> Dispatcher:
     """The dispatcher of `mm` that takes the CPU for a GPU."""
-    dispatcher = Dispatcher()
+    dispatcher = be_a_gpu(monkeypatch)
     dispatcher._devices[-1] = attach_device(dispatcher)  # what a tensor on the CPU says that its device is
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
-    run_on_cpu(monkeypatch)
     return dispatcher
 
 

@@ -9,13 +9,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
-from tests.support.linear_layers import ComputingKernel, attach_device, problem, record, run_on_cpu
+from tests.support.linear_layers import ComputingKernel, attach_device, be_a_gpu, problem, record
 from tests.support.nouns import Defaults, InputError, Patch, Support, each
 from tests.support.operation_calls import PLAIN, SCALED, Call, Rows
 from tests.support.plugins import dropped
 from tritongemm.operations import contract
 from tritongemm.operations.contract import Operation, ProductOperation
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.workloads import sizes
 
 OPERATIONS = {name for one in contract.every() for name in (one.name, *one.calls)}
@@ -120,12 +119,9 @@ def test_an_added_file_is_called_compiled_captured_and_explained(
     (row,) = sizes.from_file(tmp_path / "shapes.yaml", Defaults())
     tuned = problem(6, 6, 20, dtype="fp32")
     assert (row.problem, row.operation, row.count) == (tuned, "tritongemm.gram", 2)
-    dispatcher, kernel = Dispatcher(), ComputingKernel(tuned)
+    dispatcher, kernel = be_a_gpu(monkeypatch), ComputingKernel(tuned)
     dispatcher.load([record(row.problem)])
     dispatcher._devices[-1] = attach_device(dispatcher, {tuned: kernel})
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
-    run_on_cpu(monkeypatch)
     assert tritongemm.explain("gram", x).startswith("exact: tile__")
     for one in (x, torch.randn(6, 20)):
         torch.testing.assert_close(tritongemm.gram(one), one @ one.T)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import tritongemm
 from tests.support.kernel_cases import SM90
-from tests.support.linear_layers import HostKernel, StandInKernel, attach_device, record, run_on_cpu
+from tests.support.linear_layers import HostKernel, StandInKernel, attach_device, be_a_gpu, record
 from tests.support.nouns import Config, DriverError, Family, Groups, Patch, Problem, each, matrices, registry
 from tests.support.operation_calls import Call
 from tests.support.tuned_calls import make_call
@@ -91,17 +90,9 @@ class Broken(StandInKernel):
 @pytest.fixture
 def gpu(monkeypatch: Patch) -> Dispatcher:
     """The dispatcher of a process whose tensors are on a GPU, an sm90, which is the CPU."""
-    run_on_cpu(monkeypatch)
-    for name, value in (
-        ("is_available", lambda: False),
-        ("device", lambda _: nullcontext()),
-        ("current_device", lambda: -1),
-    ):
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(Tensor, "is_cuda", property(lambda self: True), raising=False)
-    dispatcher = Dispatcher()
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    return dispatcher
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    return be_a_gpu(monkeypatch)
 
 
 def hold(dispatcher: Dispatcher, of: Problem, kernel: StandInKernel, **changes: Any) -> DeviceKernels:

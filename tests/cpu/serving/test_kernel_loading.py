@@ -16,9 +16,9 @@ from tests.support.linear_layers import (
     HostDriver,
     StandInKernel,
     StandInLibrary,
+    be_a_gpu,
     problem,
     record,
-    run_on_cpu,
     stand_in_device,
 )
 from tests.support.nouns import SUPPORTED, Config, KernelBackend, Patch, Problem, Record, Support, load_target, registry
@@ -29,7 +29,7 @@ from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext import machine
 from tritongemm.serving import kernel_loading, source_row, stored_kernels
-from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
+from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow
@@ -60,10 +60,7 @@ def gpu(tmp_path: Path, monkeypatch: Patch) -> HostDriver:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_loading, "open_device", lambda index, workspaces: stand_in_device(driver_device=host))
     monkeypatch.setattr(machine, "find_machine", lambda *_: SimpleNamespace(target=SM90))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
-    run_on_cpu(monkeypatch)
-    monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
+    be_a_gpu(monkeypatch)
     return host
 
 

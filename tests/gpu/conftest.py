@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.nouns import Machine, MeasureProtocol, Patch
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
+from tests.support.nouns import ArtifactCache, BuildPool, Machine, MeasureProtocol, Patch
 from tritongemm.hip_ext import machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.serving.dispatcher import Dispatcher

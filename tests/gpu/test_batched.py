@@ -9,8 +9,7 @@ from torch import Tensor
 import tritongemm
 from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed
 from tests.gpu.test_numeric import LAYOUTS, verify_all
-from tests.support.nouns import Backend, Config, Family, LibraryBackend, Machine, Problem, matrices, registry
-from tritongemm.build.pool import BuildPool
+from tests.support.nouns import Backend, BuildPool, Config, Family, LibraryBackend, Machine, Problem, matrices, registry
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.numerics import verify
 from tritongemm.serving.dispatcher import default_dispatcher

@@ -16,23 +16,16 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.nouns import Buffer, BuildPool, Config, Groups, Launch, Machine, MeasureProtocol, Target, registry
 from tests.torture.commands import Command, processes_with
 from tests.torture.outcome import TortureFailure
 from tritongemm.backends.torch.backend import CHOICE
-from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
-from tritongemm.core.config import Config
 from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.launch import Buffer, Launch
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.choose import choose
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import NO_INPUTS, SearchedBackend
 from tritongemm.search import planner
 

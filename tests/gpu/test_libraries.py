@@ -10,19 +10,12 @@ import torch
 
 from tests.gpu.here import DENSE, VENDOR, needed_fp8, needs_gpu, nvidia
 from tests.support import scaled_operands
+from tests.support.nouns import Config, Groups, Machine, Operands, Problem, Record, Support, matrices, registry
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.blaslt import algorithms
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
-from tritongemm.core.support import Support
 from tritongemm.hip_ext.driver import driver
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics import grouped, verify
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 
 BLASLT = registry.get(LibraryBackend, "blaslt")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.gpu.here import DENSE, fp8, triton
-from tests.support.nouns import Config, Family, Machine, Problem, Target, matrices, registry
-from tritongemm.build.pool import BuildPool
+from tests.support.nouns import BuildPool, Config, Family, Machine, Problem, Target, matrices, registry
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.search.space import space
 

@@ -8,8 +8,7 @@ import pytest
 from tests.gpu.here import triton
 from tests.gpu.test_numeric import CONFIGS, usable
 from tests.gpu.test_scaled_kernels import CONFIGS as SCALED
-from tests.support.nouns import Artifact, Backend, Config, Family, Groups, Problem, matrices, registry
-from tritongemm.build.pool import BuildPool
+from tests.support.nouns import Artifact, Backend, BuildPool, Config, Family, Groups, Problem, matrices, registry
 from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 

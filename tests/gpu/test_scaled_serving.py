@@ -9,22 +9,18 @@ from torch import Tensor
 
 import tritongemm
 from tests.gpu.here import ARCH, VENDOR, fp8, graph_of, needs_gpu, record
+from tests.support.nouns import Config, InputError, Problem, Scaling, load_target, matrices, registry
 from tests.support.tuned_calls import make_call
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.scaling import Scaling, granularity
+from tritongemm.core.scaling import granularity
 from tritongemm.numerics import verify
 from tritongemm.operations.factors import spread
 from tritongemm.operations.quantisation import by_torch
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Family, KernelBackend, LibraryBackend
-from tritongemm.search_spaces import loader
 from tritongemm.serving.quantize import own_fp8
 
 pytestmark = [needs_gpu, pytest.mark.usefixtures("inference")]
-TARGET = loader.load_target(ARCH)
+TARGET = load_target(ARCH)
 FP8 = fp8(TARGET)
 TYPES = ([] if TARGET.fp8 == "none" else [FP8]) + ["int8"]
 N, K = 384, 512

@@ -8,14 +8,9 @@ import pytest
 import torch
 
 from tests.gpu.here import needed_fp8
+from tests.support.nouns import Capsys, Config, Groups, Machine, Problem, matrices, registry, results_format
 from tritongemm.cli import tune
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import results_format
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, LibraryBackend
 
 SERVERS = ("vllm", "sglang")
@@ -62,7 +57,7 @@ def test_what_is_tried_is_right(gpu_machine: Machine, server: str, m: int, count
 
 @pytest.mark.parametrize("experts", [False, True], ids=["product", "experts"])
 def test_a_table_is_written_of_its_own_kernels(
-    gpu_machine: Machine, tmp_path: Path, server: str, experts: bool, capsys: pytest.CaptureFixture[str]
+    gpu_machine: Machine, tmp_path: Path, server: str, experts: bool, capsys: Capsys
 ) -> None:
     needed_fp8(gpu_machine.target)
     subject = "E=8,N=256" if experts else "N=512,K=1024"

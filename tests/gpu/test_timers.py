@@ -12,21 +12,15 @@ import pytest
 import torch
 
 from tests.gpu.here import nvidia, triton
-from tritongemm.build.pool import BuildPool
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.launch import Launch
+from tests.support.nouns import BASELINE_ENTRY, Artifact, BuildPool, Launch, Machine, MeasureProtocol, registry
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.hip_ext.driver import driver
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.hip_ext.profilers import cupti
 from tritongemm.hip_ext.profilers import cupti as cupti_binding
 from tritongemm.hip_ext.profilers.trace import TraceError
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.measure.operand_sets import OperandSets, PreparedCandidate
 from tritongemm.measure.timers import rocprofv3
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
 from tritongemm.search import planner
 

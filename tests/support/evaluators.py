@@ -4,16 +4,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
-from tritongemm.core.errors import TritonGemmError
-from tritongemm.core.problem import Problem
-from tritongemm.core.protocol import RaceResult
+from tests.support.nouns import Artifact, Config, Problem, RaceResult, TritonGemmError, load_target, registry
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, KernelBackend
-from tritongemm.search_spaces import loader as target_files
 
 
 def tile_rows_seconds(config: Config) -> float:
@@ -51,7 +45,7 @@ class FakeEvaluator(Evaluator):
         rounds: int = 1,
         library_wrong: str = "",
     ) -> None:
-        self.target = target_files.load_target(arch)
+        self.target = load_target(arch)
         self.seconds, self.timer, self.baseline_seconds = seconds, timer, baseline_seconds
         self.fits, self.on_trial, self.rounds, self.library_wrong = fits, on_trial, rounds, library_wrong
         self.screened: list[Config] = []

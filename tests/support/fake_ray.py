@@ -9,10 +9,8 @@ from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import pytest
-
 from tests.support.lent_processes import LentProcess
-from tritongemm.build.pool import BuildPool
+from tests.support.nouns import BuildPool, Patch
 from tritongemm.system import host_processes, ray_hosts
 from tritongemm.system.child_process import WorkerDied, WorkerError
 
@@ -179,9 +177,7 @@ class Actor:
             done.set_exception(RayTaskError(f"Traceback\n{type(error).__name__}: {error}"))
 
 
-def put_in_place(
-    patch: pytest.MonkeyPatch, gpus: dict[str, int], process: Callable[[str], Any] = in_process
-) -> FakeRay:
+def put_in_place(patch: Patch, gpus: dict[str, int], process: Callable[[str], Any] = in_process) -> FakeRay:
     """Have ``import ray`` find a cluster with these GPUs, whose actors ask this kind of process."""
     ray = FakeRay(gpus)
     strategies = ModuleType("ray.util.scheduling_strategies")

@@ -209,14 +209,8 @@ def stand_in_kernels(
     return DeviceKernels(device, records, torch_kernels, loaded or {}, tf32=frozenset(tf32))
 
 
-def attach_device(
-    dispatcher: Dispatcher,
-    loaded: dict[Problem, LoadedKernel | Support] | None = None,
-    torch_kernel: LoadedKernel | None = None,
-    tf32: tuple[Problem, ...] = (),
-    compute_units: int = COMPUTE_UNITS,
-) -> DeviceKernels:
+def attach_device(dispatcher: Dispatcher, *given: Any, **named: Any) -> DeviceKernels:
     """Have a dispatcher believe that GPU 0 can launch these; see `stand_in_kernels`."""
-    kernels = stand_in_kernels(dispatcher._records, loaded, torch_kernel, tf32, compute_units)
+    kernels = stand_in_kernels(dispatcher._records, *given, **named)
     dispatcher._devices[0], dispatcher._records_read = kernels, True
     return kernels

@@ -5,6 +5,8 @@ from typing import TypeAlias
 import pytest
 
 from tests.support.tables import each
+from tritongemm.build.cache import ArtifactCache
+from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.core.config import Config
 from tritongemm.core.errors import (
@@ -25,6 +27,8 @@ from tritongemm.core.operands import Operands
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling
+from tritongemm.core.served_call import CallSignature, LoadedKernel, PatchedLaunch, Resolution
 from tritongemm.core.space import SearchLimits
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
@@ -52,11 +56,12 @@ Capsys: TypeAlias = pytest.CaptureFixture[str]
 Patch: TypeAlias = pytest.MonkeyPatch
 
 __all__ = [
-    "BASELINE_ENTRY", "SUPPORTED", "Artifact", "Backend", "Buffer", "Caplog", "Capsys", "CompileJob", "Config",
-    "DamagedFileWarning", "Defaults", "DriverError", "Evaluator", "Family", "Format", "FormatRow", "Groups",
-    "InputError", "KernelBackend", "Launch", "LibraryBackend", "Machine", "MeasureProtocol", "Operand", "Operands",
-    "OutputError", "Param", "Patch", "Problem", "RaceResult", "Record", "RemarkWarning", "SearchLimits",
-    "ServerFormat", "Support", "Target", "TargetError", "Trial", "TritonGemmError", "TunerFormat",
-    "UnavailableError", "UntunableRowsWarning", "WeightLayout", "WritableFormat", "each", "load_target", "loader",
-    "make_problem", "matrices", "registry", "results_format",
+    "BASELINE_ENTRY", "SUPPORTED", "Artifact", "ArtifactCache", "Backend", "Buffer", "BuildPool", "CallSignature",
+    "Caplog", "Capsys", "CompileJob", "Config", "DamagedFileWarning", "Defaults", "DriverError", "Evaluator", "Family",
+    "Format", "FormatRow", "Groups", "InputError", "KernelBackend", "Launch", "LibraryBackend", "LoadedKernel",
+    "Machine", "MeasureProtocol", "Operand", "Operands", "OutputError", "Param", "Patch", "PatchedLaunch", "Problem",
+    "RaceResult", "Record", "RemarkWarning", "Resolution", "Scaling", "SearchLimits", "ServerFormat", "Support",
+    "Target", "TargetError", "Trial", "TritonGemmError", "TunerFormat", "UnavailableError", "UntunableRowsWarning",
+    "WeightLayout", "WritableFormat", "each", "load_target", "loader", "make_problem", "matrices", "registry",
+    "results_format",
 ]  # fmt: skip

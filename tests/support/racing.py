@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Artifact, CompileJob, KernelBackend, Problem, TritonGemmError, registry
+from tests.support.nouns import ArtifactCache, BuildPool, KernelBackend, Problem, TritonGemmError, registry
 from tests.support.stores import take
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
+from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.system import settings

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.nouns import Target, load_target
-from tritongemm.build.cache import ArtifactCache
+from tests.support.nouns import ArtifactCache, Target, load_target
 from tritongemm.build.expert_kernels import Chosen
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernels

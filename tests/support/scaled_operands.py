@@ -2,8 +2,7 @@
 
 import torch
 
-from tests.support.nouns import Family, Operands, Problem, matrices, registry
-from tritongemm.core.scaling import Scaling
+from tests.support.nouns import Family, Operands, Problem, Scaling, matrices, registry
 
 TENSOR, ROW = Scaling(rows=0), Scaling()
 VECTOR, GROUPS, SQUARE = Scaling(depth=128), Scaling(depth=128, layout="groups"), Scaling(rows=128, depth=128)

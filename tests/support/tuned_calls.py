@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support.nouns import Family, Operands, Problem, registry
+from tests.support.nouns import Family, Operands, Problem, Scaling, registry
 from tests.support.operation_calls import Call
-from tritongemm.core.scaling import Scaling
 
 SHUFFLED = "e8m0_32x8"
 

@@ -11,17 +11,13 @@ from typing import Any
 import yaml
 
 from tests.support import DATA
+from tests.support.nouns import Artifact, ArtifactCache, Defaults, Record, Trial, results_format
 from tests.support.stores import CONFIG, ONE, THREE, TWO, record, take, trial
 from tests.torture import hostile
 from tests.torture.damage import damaged
 from tests.torture.outcome import Outcome, TortureFailure
 from tritongemm.backends.asm import manifest
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.core.artifact import Artifact
 from tritongemm.core.errors import InputError, OutputError, TritonGemmError
-from tritongemm.core.record import Record
-from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults, results_format
 from tritongemm.results.store import Store
 from tritongemm.workloads import sizes
 

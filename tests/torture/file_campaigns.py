@@ -17,6 +17,7 @@ from unittest import mock
 import yaml
 
 from tests.support import call_logs, libraries, reports
+from tests.support.nouns import Config, Defaults, Format, Record, load_target, matrices, registry
 from tests.torture import hostile
 from tests.torture.campaigns import Campaign, refused
 from tests.torture.commands import Ended
@@ -25,18 +26,11 @@ from tests.torture.outcome import Outcome, TortureFailure
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import read_workload
 from tritongemm.cli import convert, report
-from tritongemm.core.config import Config
 from tritongemm.core.errors import OutputError, TritonGemmError
-from tritongemm.core.format_row import Defaults
-from tritongemm.core.problem import matrices
-from tritongemm.core.record import Record
 from tritongemm.export.library.code_object import sealed
 from tritongemm.export.library.storage import MANIFEST, open_library
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Format
 from tritongemm.report.page import writing
 from tritongemm.report.page.report_data import device_of
-from tritongemm.search_spaces import loader
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.product import Product
 from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile
@@ -195,7 +189,7 @@ class DamagedLogs(Campaign):
         forms: list[Callable[..., str]] = [partial(call_logs.line, form) for form in call_logs.FORMS]
         forms += [call_logs.trace, call_logs.hipblaslt_trace]
         self._lines = {1000 + 37 * i: forms[i % len(forms)](n=1000 + 37 * i).encode() for i in range(18)}
-        self._target = loader.load_target("gfx942")
+        self._target = load_target("gfx942")
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Damage it, as it is or compressed, and read it."""

@@ -9,23 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.tables import each
+from tests.support.nouns import Config, Groups, Launch, Problem, Support, Target, each, load_target, matrices, registry
 from tests.support.toys.backend_toy import ToyBackend
 from tritongemm.codegen import template_facts
-from tritongemm.core.config import AXES, Config
+from tritongemm.core.config import AXES
 from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.launch import HostLaunch, Launch
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.support import Support
-from tritongemm.core.target import Target
-from tritongemm.plugins import registry
+from tritongemm.core.launch import HostLaunch
 from tritongemm.plugins.contracts import Backend, BuildInputs, Capabilities, KernelBackend, LibraryBackend
-from tritongemm.search_spaces import loader as target_files
 
 DENSE = Problem(64, 64, 192, *matrices("bf16", layout="TN"))
 PROBLEMS = (DENSE, replace(DENSE, bias="n"), Problem(33, 100, 77))
-TARGETS = [target_files.load_target(name) for name in ("gfx942", "sm90")]
+TARGETS = [load_target(name) for name in ("gfx942", "sm90")]
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
 

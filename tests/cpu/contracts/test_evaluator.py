@@ -8,19 +8,13 @@ import pytest
 
 from tests.support.evaluators import FakeEvaluator, passed
 from tests.support.host_device import Device, gpu_on_host, host_launch
-from tests.support.tables import each
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
+from tests.support.nouns import BASELINE_ENTRY, Artifact, Config, MeasureProtocol, Patch, each, load_target, registry
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.core.trial import BASELINE_ENTRY
 from tritongemm.measure.device_worker import DeviceWorker
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator
-from tritongemm.search_spaces import loader as target_files
 
 SIZE = Problem(24, 40, 16, *matrices("fp32"))
 CONFIGS = [Config("tile", 16, 16, 16, group_m=g, num_warps=1) for g in (1, 2, 3)]
@@ -35,7 +29,7 @@ def gpu(request: pytest.FixtureRequest) -> Evaluator:
     request.getfixturevalue("host_gpu")
     backend = registry.get(Backend, "triton")
     patch.setattr(backend, "launch", lambda artifact, problem, target: host_launch(folder, "right", problem))
-    made = GpuEvaluator(target_files.load_target("sm90"), "nvidia", 0, MeasureProtocol(rotating_mb=1), 5.0)
+    made = GpuEvaluator(load_target("sm90"), "nvidia", 0, MeasureProtocol(rotating_mb=1), 5.0)
     worker = DeviceWorker()
     patch.setattr(made, "_process", SimpleNamespace(ask=lambda job, timeout: worker(job), start=int, kill=int))
     return made
@@ -44,7 +38,7 @@ def gpu(request: pytest.FixtureRequest) -> Evaluator:
 def offline(request: pytest.FixtureRequest) -> Evaluator:
     """The interpreter finds everything right, without being asked."""
     request.getfixturevalue("monkeypatch").setattr(OfflineEvaluator, "_interpret", passed)
-    return OfflineEvaluator(target_files.load_target("gfx942"), 5.0)
+    return OfflineEvaluator(load_target("gfx942"), 5.0)
 
 
 def fake(request: pytest.FixtureRequest) -> Evaluator:
@@ -55,7 +49,7 @@ def fake(request: pytest.FixtureRequest) -> Evaluator:
 
 
 @pytest.fixture
-def host_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+def host_gpu(monkeypatch: Patch) -> Iterator[Device]:
     with gpu_on_host(monkeypatch) as device:
         yield device
 

@@ -5,21 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.nouns import Defaults, Family, Groups, Operands, Problem, Target, each, load_target, registry
 from tests.support.plugins import each_with_toy
-from tests.support.tables import each
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.operands import Operands
-from tritongemm.core.problem import PLAIN, Problem
-from tritongemm.core.target import Target
-from tritongemm.formats import Defaults, make_problem
+from tritongemm.core.problem import PLAIN
+from tritongemm.formats import make_problem
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.numerics.verify import deviation
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
-from tritongemm.search_spaces import loader as target_files
 
 TOY = "family_toy"
-GFX942, GFX950 = map(target_files.load_target, ("gfx942", "gfx950"))
+GFX942, GFX950 = map(load_target, ("gfx942", "gfx950"))
 # Types of B, for families where it is not A's.
 DTYPES_B = {TOY: "int8"}
 

@@ -17,9 +17,8 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
-from tests.support.nouns import Patch, Support, registry
+from tests.support.nouns import CallSignature, Patch, Resolution, Support, registry
 from tests.support.plugins import dropped
-from tritongemm.core.served_call import CallSignature, Resolution
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.cpu.operations.test_four_bit_weights import AWQ_COLUMNS, words
-from tests.support.fakes.servers import (
-    install_sglang,
-    install_sglang_experts,
-    install_vllm,
-    install_vllm_int4,
-    install_vllm_mixtures,
-)
+from tests.support.fakes import servers
 from tests.support.linear_layers import name_table, record
 from tests.support.nouns import Groups, Patch
 from tests.support.patched_layers import CHOSEN as TOPK
@@ -67,8 +61,8 @@ def test_mixtures_with_rows_are_served(
 
     monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
     name_table(tmp_path, monkeypatch, *rows_of_mxfp4("halves_32"))
-    install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
-    modular = install_vllm_mixtures(monkeypatch)
+    servers.install_vllm(monkeypatch), servers.install_vllm_int4(monkeypatch)
+    modular = servers.install_vllm_mixtures(monkeypatch)
     for _ in range(2):
         vllm.register()
     suffix = "Monolithic" if monolithic else "Modular"
@@ -167,8 +161,8 @@ def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> list[Mixt
 
 @pytest.mark.parametrize("name", list(CLASSES)[:3])
 def test_vllms_experts_of_int4_are_served(name: str, asked: list[MixtureOperands], monkeypatch: Patch) -> None:
-    install_vllm(monkeypatch), install_vllm_int4(monkeypatch)
-    modular = install_vllm_mixtures(monkeypatch)
+    servers.install_vllm(monkeypatch), servers.install_vllm_int4(monkeypatch)
+    modular = servers.install_vllm_mixtures(monkeypatch)
     vllm.register()
     layer, wanted = experts_of_int4(name)
     experts = kind("MarlinExperts", quant_config=SimpleNamespace())
@@ -200,8 +194,8 @@ class Dispatched(NamedTuple):
 
 @pytest.mark.parametrize("name", list(CLASSES)[3:])
 def test_sglangs_experts_of_int4_are_served(name: str, asked: list[MixtureOperands], monkeypatch: Patch) -> None:
-    hooks, *_ = install_sglang(monkeypatch)
-    scheme = install_sglang_experts(monkeypatch)[name](**CLASSES[name][0])
+    hooks, *_ = servers.install_sglang(monkeypatch)
+    scheme = servers.install_sglang_experts(monkeypatch)[name](**CLASSES[name][0])
     sglang.register()
     hooks.apply_hooks()
     layer, wanted = experts_of_int4(name)

@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fakes.servers import (
-    ServerParameter,
-    install_sglang,
-    install_vllm,
-    install_vllm_blocks,
-    install_vllm_mixtures,
-)
+from tests.support.fakes import servers
 from tests.support.linear_layers import StandInKernel, name_table, record, run_on_cpu, stand_in_kernels
 from tests.support.nouns import Caplog, Config, Patch, Problem, Record
 from tests.support.products import product
@@ -70,8 +64,8 @@ def operands(rows: int, n: int = N, quantised: bool = True) -> tuple[Tensor, Ten
 @pytest.fixture
 def kinds(table: Dispatcher, monkeypatch: Patch) -> Any:
     """vLLM's kernels of blocks, served by the table."""
-    install_vllm(monkeypatch)
-    found = install_vllm_blocks(monkeypatch)
+    servers.install_vllm(monkeypatch)
+    found = servers.install_vllm_blocks(monkeypatch)
     for _ in range(2):
         vllm.register()
     return found
@@ -80,7 +74,7 @@ def kinds(table: Dispatcher, monkeypatch: Patch) -> Any:
 @pytest.fixture
 def sglangs(table: Dispatcher, monkeypatch: Patch) -> tuple[Any, Any]:
     """(SGLang's classes, served by the table, its batch-invariant mode)"""
-    hooks, places, mode = install_sglang(monkeypatch)
+    hooks, places, mode = servers.install_sglang(monkeypatch)
     for _ in range(2):
         sglang.register()
     hooks.apply_hooks()
@@ -125,7 +119,7 @@ def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_n
 ) -> None:
     write_table(tmp_path, monkeypatch, order=order, row_bits="aa" if order else "")
     calls, wanted = next(tuned), 3.0 if order else 5.0
-    hooks, places, mode = install_sglang(monkeypatch)
+    hooks, places, mode = servers.install_sglang(monkeypatch)
     sglang.register()
     hooks.apply_hooks()
     layer = SimpleNamespace(weight=operands(1)[1], weight_scale_inv=operands(1)[3])
@@ -136,8 +130,8 @@ def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_n
     assert bool((method.apply(layer, x) == 3).all()) and not unloaded.wants_invariant_rows
     calls.clear()
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    install_vllm(monkeypatch)
-    kind, _ = install_vllm_blocks(monkeypatch)
+    servers.install_vllm(monkeypatch)
+    kind, _ = servers.install_vllm_blocks(monkeypatch)
     vllm.register()
     assert ("no row states its order" in caplog.text) == (not order)
     kernel = kind(SimpleNamespace(out_dtype=torch.bfloat16))
@@ -149,7 +143,7 @@ def test_parameters_of_a_servers_class_reach_tuned_kernels_as_plain_tensors(
     kinds: Any, tuned: Iterator[list[BlockOperands]]
 ) -> None:
     calls, kernel, (a, b, of_a, of_b) = next(tuned), kinds[0](SimpleNamespace(out_dtype=torch.bfloat16)), operands(M)
-    weight, scale = ServerParameter(b), ServerParameter(of_b)
+    weight, scale = servers.ServerParameter(b), servers.ServerParameter(of_b)
     compiled = torch.compile(lambda a, of_a: kernel.apply_block_scaled_mm(a, weight, of_a, scale), backend="eager")
     for result in (kernel.apply_block_scaled_mm(a, weight, of_a, scale), compiled(a, of_a)):
         given = calls.pop()
@@ -164,9 +158,9 @@ def test_a_capture_sees_compiled_layers(
     """Without a table; what torch.compile traces reads no environment."""
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
     monkeypatch.setenv("TRITONGEMM_CAPTURE", str(tmp_path / "sizes.yaml"))
-    envs, _ = install_vllm(monkeypatch)
-    kind, _ = install_vllm_blocks(monkeypatch)
-    install_vllm_mixtures(monkeypatch)
+    envs, _ = servers.install_vllm(monkeypatch)
+    kind, _ = servers.install_vllm_blocks(monkeypatch)
+    servers.install_vllm_mixtures(monkeypatch)
     vllm.register()
     kernel, (a, b, of_a, of_b) = kind(SimpleNamespace(out_dtype=torch.bfloat16)), operands(M, 128)
     layer = torch.compile(kernel.apply_block_scaled_mm, fullgraph=True, backend="eager", dynamic=True)
@@ -200,8 +194,8 @@ def test_vllms_layers_with_a_factor_per_row(kinds: Any, tuned: Iterator[list[Blo
 
 
 def test_another_vllm_keeps_its_own_kernels(table: Dispatcher, monkeypatch: Patch, caplog: Caplog) -> None:
-    install_vllm(monkeypatch)
-    for kind in install_vllm_blocks(monkeypatch):
+    servers.install_vllm(monkeypatch)
+    for kind in servers.install_vllm_blocks(monkeypatch):
         del kind.apply_block_scaled_mm
     with caplog.at_level(logging.ERROR, "tritongemm"):
         vllm.register()
@@ -209,8 +203,8 @@ def test_another_vllm_keeps_its_own_kernels(table: Dispatcher, monkeypatch: Patc
 
 
 def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch: Patch) -> None:
-    install_vllm(monkeypatch)
-    kinds = install_vllm_blocks(monkeypatch)
+    servers.install_vllm(monkeypatch)
+    kinds = servers.install_vllm_blocks(monkeypatch)
     before = [kind.apply_block_scaled_mm for kind in kinds]
     vllm.register()
     assert [kind.apply_block_scaled_mm for kind in kinds] == before

@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.fakes.servers import (
-    install_sglang,
-    install_sglang_int4,
-    install_vllm,
-    install_vllm_blocks,
-    install_vllm_int4,
-    install_vllm_mixtures,
-)
+from tests.support.fakes import servers
+from tests.support.nouns import Caplog, Patch
 from tritongemm.integrations import process, sglang, sglang_w4, vllm
 
 ACTIVATIONS = ("x", "A", "mat_a", "hidden_states")
@@ -32,7 +26,7 @@ class Broken:
 
 
 @pytest.fixture(autouse=True)
-def everything_has_rows(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def everything_has_rows(config: Any, monkeypatch: Patch) -> None:
     for name in ("serves_scales", "serves_four_bits", "serves_experts"):
         monkeypatch.setattr(process, name, lambda invariant=False: True)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
@@ -48,7 +42,7 @@ def answering(function: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-def costs_itself_alone(call: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> bool:
+def costs_itself_alone(call: Callable[..., Any], caplog: Caplog) -> bool:
     """Whether the server computes a broken layer, and a line of each hook before it says so once."""
     _, *others = inspect.signature(call).parameters.values()
     named: dict[str, Any] = {one.name: Broken() for one in others if one.kind is not one.VAR_KEYWORD}
@@ -61,15 +55,13 @@ def costs_itself_alone(call: Callable[..., Any], caplog: pytest.LogCaptureFixtur
     return once and answers in (["the server"] * 2, [None] * 2) and all(line.endswith(known) for line in lines)
 
 
-def test_a_layer_that_cannot_be_read_costs_vllm_no_other_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    install_vllm(monkeypatch)
-    blocks = install_vllm_blocks(monkeypatch)
-    kernels = install_vllm_int4(monkeypatch)
+def test_a_layer_that_cannot_be_read_costs_vllm_no_other_one(monkeypatch: Patch, caplog: Caplog) -> None:
+    servers.install_vllm(monkeypatch)
+    blocks = servers.install_vllm_blocks(monkeypatch)
+    kernels = servers.install_vllm_int4(monkeypatch)
     linear: Any = sys.modules["vllm.model_executor.kernels.linear"]
     linear._POSSIBLE_FP8_BLOCK_KERNELS = {"CUDA": list(blocks)}
-    install_vllm_mixtures(monkeypatch)
+    servers.install_vllm_mixtures(monkeypatch)
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("vllm.")]
     classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
     owners = {*modules, *classes, *blocks, *kernels}
@@ -83,11 +75,9 @@ def test_a_layer_that_cannot_be_read_costs_vllm_no_other_one(
     assert len(hooked) >= 9 and not [one for one in hooked if not costs_itself_alone(one, caplog)]
 
 
-def test_a_layer_that_cannot_be_read_costs_sglang_no_other_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    registry, *_ = install_sglang(monkeypatch)
-    install_sglang_int4(monkeypatch)
+def test_a_layer_that_cannot_be_read_costs_sglang_no_other_one(monkeypatch: Patch, caplog: Caplog) -> None:
+    registry, *_ = servers.install_sglang(monkeypatch)
+    servers.install_sglang_int4(monkeypatch)
     sglang.register()
     assert not caplog.records
     places = [place.rpartition(".") for place, hooks in registry._hooks.items() if hooks]

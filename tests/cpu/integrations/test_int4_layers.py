@@ -13,6 +13,7 @@ from tests.cpu.operations import test_four_bit_weights as bits
 from tests.cpu.operations.test_four_bit_weights import COMPRESSED, GPTQ, GROUP, HALF, NUMBERS, OF_COMPRESSED, K, N
 from tests.support.fakes.servers import install_sglang, install_sglang_int4, install_vllm, install_vllm_int4
 from tests.support.linear_layers import name_table, record
+from tests.support.nouns import Caplog, Patch
 from tests.support.patched_layers import row_of_int4 as rows
 from tests.support.products import product
 from tritongemm.integrations import int4_layers, loaded_model, process, sglang, vllm
@@ -75,7 +76,7 @@ def layer_of_nvfp4() -> tuple[Any, Tensor]:
 
 
 @pytest.fixture
-def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> Dispatcher:
     """A process with a table of int4, of which products of 4 rows are served."""
 
     def four_bits_or(operands: FourBitOperands, otherwise: Any) -> Tensor:
@@ -91,7 +92,7 @@ def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def kinds(table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def kinds(table: Dispatcher, monkeypatch: Patch) -> tuple[Any, Any]:
     """vLLM's kernels, served by a table."""
     install_vllm(monkeypatch)
     found = install_vllm_int4(monkeypatch)
@@ -150,7 +151,7 @@ def test_vllms_layers_of_nvfp4_are_served(kinds: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["ModelOptFp4LinearMethod", "ModelOptNvFp4A16LinearMethod"])
-def test_sglangs_layers_of_nvfp4_are_served(name: str, table: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglangs_layers_of_nvfp4_are_served(name: str, table: Dispatcher, monkeypatch: Patch) -> None:
     hooks, *_ = install_sglang(monkeypatch)
     method = install_sglang_int4(monkeypatch)[name](quant_config=SimpleNamespace())
     sglang.register()
@@ -166,9 +167,7 @@ def test_sglangs_layers_of_nvfp4_are_served(name: str, table: Dispatcher, monkey
     assert again.tritongemm_w4_left == "of nvfp4 with factors for columns of activations"
 
 
-def test_sglangs_schemes_are_served_and_marlin_computes_the_rest(
-    table: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglangs_schemes_are_served_and_marlin_computes_the_rest(table: Dispatcher, monkeypatch: Patch) -> None:
     registry, _, mode = install_sglang(monkeypatch)
     schemes = install_sglang_int4(monkeypatch)
     for _ in range(2):
@@ -209,7 +208,7 @@ def test_a_weight_that_is_refused_stays_the_servers(kinds: tuple[Any, Any]) -> N
 
 
 @pytest.mark.parametrize(("share", "fits"), [("", 50), ("0.25", 75), ("0", 100)])
-def test_a_share_of_the_memory_stays_free(share: str, fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_memory_stays_free(share: str, fits: int, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_FREE", share)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 100))
     weight: Any = SimpleNamespace(is_cuda=True, get_device=lambda: 0)
@@ -217,9 +216,7 @@ def test_a_share_of_the_memory_stays_free(share: str, fits: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("share", ["half", "1.5", "-1", "0:1"])
-def test_a_share_that_is_none_is_named(
-    share: str, table: Dispatcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_share_that_is_none_is_named(share: str, table: Dispatcher, monkeypatch: Patch, caplog: Caplog) -> None:
     monkeypatch.setenv("TRITONGEMM_FREE", share)
     assert process.start_serving("vllm") == ""
     assert caplog.messages[-1].startswith(

@@ -15,8 +15,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support import ROOT, forked
 from tests.support.linear_layers import problem, record
-from tests.support.nouns import Groups, InputError, Patch, each
-from tritongemm.core.scaling import Scaling
+from tests.support.nouns import Groups, InputError, Patch, Scaling, each
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.operations.torch_products import linear
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher

@@ -10,25 +10,19 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record, run_on_cpu, stand_in_device
-from tests.support.tables import each
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
-from tritongemm.core.config import Config
-from tritongemm.core.launch import Launch, StridePlaces
+from tests.support.nouns import ArtifactCache, BuildPool, Config, Launch, Patch, Support, each, load_target, registry
+from tritongemm.core.launch import StridePlaces
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.served_call import PatchedLaunch
-from tritongemm.core.support import Support
 from tritongemm.numerics import verify
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.contract import Strides
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import KernelBackend
-from tritongemm.search_spaces import loader
 from tritongemm.serving.launching import OperandCall
 from tritongemm.system import settings
 
 BF16 = ("bf16",) * 3
-SM90 = loader.load_target("sm90")
+SM90 = load_target("sm90")
 
 
 def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
@@ -95,7 +89,7 @@ def test_factors_of_each_product_are_as_far_apart(gpu: Gpu) -> None:
     assert found.moved(own) == {"scale_a": Strides(0, 160), "scale_b": Strides(0, 0)}
 
 
-def test_vectors_that_have_to_be_copied_are_copied_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_have_to_be_copied_are_copied_at_each_call(monkeypatch: Patch) -> None:
     """And memory for the result is written in place."""
     run_on_cpu(monkeypatch)
     seen: dict[str, int] = {}

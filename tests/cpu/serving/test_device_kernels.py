@@ -13,9 +13,8 @@ import triton
 from torch.nn import functional
 
 from tests.support.linear_layers import StandInDriver, problem, record, run_on_cpu, stand_in_device
-from tests.support.nouns import Config, Launch, Patch, Problem, Record, UnavailableError, load_target
+from tests.support.nouns import ArtifactCache, Config, Launch, Patch, Problem, Record, UnavailableError, load_target
 from tritongemm.build import prepare
-from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.launch import HostLaunch
 from tritongemm.hip_ext import libraries

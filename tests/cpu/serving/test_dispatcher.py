@@ -20,8 +20,7 @@ from tests.support.linear_layers import (
     record,
     stand_in_kernels,
 )
-from tests.support.nouns import DriverError, InputError, Patch, Problem, Support, each
-from tritongemm.core.served_call import LoadedKernel
+from tests.support.nouns import DriverError, InputError, LoadedKernel, Patch, Problem, Support, each
 from tritongemm.operations import torch_products
 from tritongemm.operations.dense import DenseOperands
 from tritongemm.serving.calls import CallKey

@@ -11,8 +11,7 @@ from torch import nn
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
-from tests.support.nouns import Config, Patch, Problem, Record, Support
-from tritongemm.core.served_call import LoadedKernel
+from tests.support.nouns import Config, LoadedKernel, Patch, Problem, Record, Support
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
 

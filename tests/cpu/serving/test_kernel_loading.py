@@ -3,6 +3,8 @@
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,25 +16,30 @@ import tritongemm
 from tests.support import ROOT
 from tests.support.linear_layers import (
     HostDriver,
+    HostKernel,
     StandInKernel,
     StandInLibrary,
     be_a_gpu,
     problem,
     record,
+    run_on_cpu,
     stand_in_device,
 )
-from tests.support.nouns import SUPPORTED, Config, KernelBackend, Patch, Problem, Record, Support, load_target, registry
+from tests.support.nouns import ArtifactCache, Config, DriverError, Patch, Record, each, load_target, registry
 from tritongemm import backends
-from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.served_call import LoadedKernel
+from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.served_call import LoadedKernel, PatchedLaunch
+from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext import machine
+from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.serving import kernel_loading, source_row, stored_kernels
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow
+from tritongemm.serving.stored_kernels import check_kernel
 from tritongemm.system import settings
 
 TOY = "toy_backend"
@@ -207,3 +214,44 @@ def test_the_table_forgets_nothing_and_the_later_of_equal_records_counts() -> No
     table = RecordTable([first]).extend([elsewhere]).extend([later])
     assert table.list_records("sm90", 1) == [later, elsewhere] and table.list_records("gfx942", 1) == []
     assert str(table.find(first.problem, "gfx942", 1)).endswith("was tuned for sm90; the device is gfx942")
+
+
+# --- Kernels of another toolchain, or that a library loads late, are run before they serve ----------------------------
+
+
+DENSE = Problem(8, 128, 256, *matrices("fp32"))
+FP8 = Problem(8, 128, 256, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
+PROBLEMS = [DENSE, *(registry.get(Family, name).problem(FP8) for name in ("a8w8", "a8w8_blockscale"))]
+
+
+def computing(of: Problem, off: float = 0.0, lost: str = "") -> HostKernel:
+    """A kernel that is `off` beside the truth, or reads ones instead of an operand."""
+    family = registry.get(Family, of.family)
+    made = family.make_inputs(of, "cpu")
+    exact = family.reference(of, made | ({lost: torch.ones_like(made[lost])} if lost else {}))
+    return HostKernel((exact + off).to(getattr(torch, of.c.type.torch)))
+
+
+@each("of", PROBLEMS)
+def test_what_serves_and_what_does_not(of: Problem, monkeypatch: Patch) -> None:
+    run_on_cpu(monkeypatch)
+    check = partial(check_kernel, record=record(of), device=stand_in_device())
+    right = computing(of)
+    assert check(right) and len(right.launched) == 2 and all(right.launched[0][name] for name in of.operands)
+    wrong = [computing(of, off=99.0)] + ([computing(of, lost="scale_b")] if of.b.scaling else [])
+    assert all("wrong with Triton " in check(one).reason for one in wrong)
+
+    def refuse(kernel: HostKernel, device: Any) -> PatchedLaunch:
+        raise DriverError("launch", 1, "REFUSED", "not on Mondays")
+
+    monkeypatch.setattr(HostKernel, "prepare", refuse)
+    assert "not on Mondays" in check(right).reason
+
+
+def test_what_was_accepted_with_an_error_ratio_still_serves(monkeypatch: Patch) -> None:
+    """Its error was beyond the tolerance, in few elements; it must not have grown."""
+    run_on_cpu(monkeypatch)
+    check = partial(check_kernel, device=stand_in_device())
+    accepted = replace(record(DENSE), error=0.1, tolerance=1e-3)
+    assert not check(computing(DENSE, 0.5), replace(accepted, error=1e-7)) and check(computing(DENSE, 0.5), accepted)
+    assert not check(computing(DENSE, 9.0), accepted)

@@ -15,11 +15,9 @@ from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import record
 from tests.support.mixtures import EXPERTS, FP4, FP8, HIDDEN, INNER, SHUFFLED, TOKENS, TOPK, Mixture, one_by_one
-from tests.support.nouns import Config, Groups, InputError, Patch, Problem, each
+from tests.support.nouns import Config, Groups, InputError, Patch, Problem, Resolution, Scaling, each
 from tests.support.products import product
 from tritongemm.build import expert_kernels
-from tritongemm.core.scaling import Scaling
-from tritongemm.core.served_call import Resolution
 from tritongemm.integrations import aiter
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.contract import Reading

@@ -13,15 +13,11 @@ import pytest
 import torch
 
 from tests.support.linear_layers import ComputingKernel, attach_device, problem, record, run_on_cpu, stand_in_device
-from tritongemm.core.config import Config
+from tests.support.nouns import Config, LibraryBackend, Operands, Patch, Problem, Record, Support, each
 from tritongemm.core.errors import DriverError, InputError
-from tritongemm.core.operands import Operands
-from tritongemm.core.problem import Problem
-from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel
-from tritongemm.core.support import Support
-from tritongemm.plugins.contracts import Capabilities, LibraryBackend
-from tritongemm.serving import online_race
+from tritongemm.plugins.contracts import Capabilities
+from tritongemm.serving import online, online_race
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import FastCall
 from tritongemm.serving.online import CSV_FILE, CSV_HEADER, FILE, OnlineBudget, OnlineKernel, OnlineStore, OnlineTuner
@@ -98,7 +94,7 @@ Tuner = Callable[..., OnlineTuner]
 
 
 @pytest.fixture
-def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
+def tuner(tmp_path: Path, monkeypatch: Patch) -> Tuner:
     """Makes what tries a library's algorithms, as one process after the other would."""
     run_on_cpu(monkeypatch)
     monkeypatch.setattr(online_race, "_COMPARED_ELEMENTS", 3 * SIZE.k)  # few columns and rows at a time
@@ -196,7 +192,7 @@ def test_what_is_launched_otherwise_is_checked_too(tuner: Tuner) -> None:
     assert isinstance(found, Support) and "its result is wrong: error" in found.reason
 
 
-def test_nothing_is_tried_during_a_capture(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_is_tried_during_a_capture(tuner: Tuner, monkeypatch: Patch, tmp_path: Path) -> None:
     library = ToyLibrary(("best", 8.0))
     tried = tuner(library)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -222,7 +218,7 @@ def test_calls_that_are_not_tried(tuner: Tuner, call: CallSignature, reason: str
     assert isinstance(found, Support) and reason in found.reason and library.asked == 0
 
 
-def test_the_budget(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_budget(tuner: Tuner, monkeypatch: Patch, tmp_path: Path) -> None:
     """What could not be tried in time is not kept, and all sizes share the process's seconds."""
     passed = iter(range(1000))
     monkeypatch.setattr("time.monotonic", lambda: float(next(passed)))
@@ -233,7 +229,7 @@ def test_the_budget(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "the 3 s for trying algorithms are spent" in tried.find(other).reason  # type: ignore[union-attr]
 
 
-def test_a_library_that_fails_is_a_reason(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_fails_is_a_reason(tuner: Tuner, monkeypatch: Patch) -> None:
     def fail(*_: Any) -> None:
         raise torch.cuda.OutOfMemoryError("no memory\n for it")
 
@@ -243,7 +239,7 @@ def test_a_library_that_fails_is_a_reason(tuner: Tuner, monkeypatch: pytest.Monk
     assert "toy_library has nothing for 6x20x32" in str(tuner(ToyLibrary()).find(CALL))
 
 
-def test_another_thread_does_not_wait(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_thread_does_not_wait(tuner: Tuner, monkeypatch: Patch) -> None:
     begun, go_on = threading.Event(), threading.Event()
     library = ToyLibrary(("best", 8.0))
     listed = library._list_algorithms
@@ -264,7 +260,7 @@ def test_another_thread_does_not_wait(tuner: Tuner, monkeypatch: pytest.MonkeyPa
     assert isinstance(tried.find(CALL), OnlineKernel)
 
 
-def test_mm_calls_it_from_the_first_call_on(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mm_calls_it_from_the_first_call_on(tuner: Tuner, monkeypatch: Patch) -> None:
     """A size that was tuned is left to its record, and where it is off nothing is asked."""
     dispatcher = Dispatcher()
     dispatcher._records = dispatcher._records.extend([record(problem(3, 20, 32), winner="torch")])
@@ -285,7 +281,7 @@ def test_mm_calls_it_from_the_first_call_on(tuner: Tuner, monkeypatch: pytest.Mo
     assert str(dispatcher.explain(*tuned)).startswith("library: ")
 
 
-def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings(monkeypatch: Patch) -> None:
     for name in ("TRITONGEMM_ONLINE", "HIP_ONLINE_TUNING", "TRITONGEMM_ONLINE_SECONDS"):
         monkeypatch.delenv(name, raising=False)
     assert not settings.online() and settings.online_seconds() == (1.0, 60.0)
@@ -301,3 +297,81 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITONGEMM_ONLINE_SECONDS", text)
         with pytest.raises(InputError, match="TRITONGEMM_ONLINE_SECONDS must be seconds"):
             settings.online_seconds()
+
+
+# --- What is kept, whatever happens to the file -----------------------------------------------------------------------
+
+
+def kept(of: Problem, template: str = "best") -> Record:
+    config = Config(template, 16, 16, 16, options=(("index", 7),), backend="toy_library")
+    return record(of, config, winner="toy_library", compute_units=132) if of else record(of)
+
+
+def add(store: OnlineStore, record_: Record) -> None:
+    store.add(replace(record_, toolchain={"toy_library": "1"}), record_.config)
+
+
+def find(store: OnlineStore, of: Problem) -> Record | None:
+    return store.find(of, "sm90", 132, "toy_library", "1")
+
+
+def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    add(OnlineStore(path, tmp_path / CSV_FILE), kept(SIZE))
+    good = path.read_bytes()
+    damaged = [b"\xff\xfe", b"[" * 100_000, b'{"problem": 1}', b"null", good[:-20].rstrip(), good.replace(b"1", b'"1"')]
+    path.write_bytes(b"\n".join(damaged) + b"\n" + good + b'{"torn": ')
+    store = OnlineStore(path, tmp_path / CSV_FILE)
+    assert find(store, SIZE)
+    other = problem(1, 2, 3)
+    add(store, kept(other))  # it begins a line of its own
+    assert find(store, other) and find(OnlineStore(path, tmp_path / CSV_FILE), other)
+
+
+def test_processes_append_at_once(tmp_path: Path) -> None:
+    """Each line complete, one header, one row for a size however many found it."""
+    sizes = [problem(m, 20, 32) for m in range(1, 9)]
+
+    def work() -> None:
+        store = OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE)
+        for size in sizes:
+            add(store, kept(size))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len((tmp_path / FILE).read_text().splitlines()) == 4 * len(sizes)
+    rows = (tmp_path / CSV_FILE).read_text().splitlines()
+    assert rows.count(CSV_HEADER) == 1 and len(rows) == 1 + len(sizes) == len(set(rows))
+    assert all(find(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), size) for size in sizes)
+
+
+def test_aiters_own_rows_stay(tmp_path: Path) -> None:
+    theirs = f"{CSV_HEADER}\nfalse,false,T,N,1280,16,8192,bf16_r,8192,0,bf16_r,8192,0,bf16_r,1280,0,f32_r,1,9,Cijk"
+    (tmp_path / CSV_FILE).write_text(theirs)  # without an end
+    add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
+    assert (tmp_path / CSV_FILE).read_text().startswith(theirs + "\nfalse,")
+
+
+@each("name", [FILE, CSV_FILE])
+def test_what_can_not_be_written_is_reported(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.warns(UserWarning, match=f"{name} can't be written: "):
+        add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
+
+
+def test_another_programs_file_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / CSV_FILE).write_text("my notes\n")
+    with pytest.warns(UserWarning, match="it begins with another line"):
+        add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
+    assert (tmp_path / CSV_FILE).read_text() == "my notes\n"
+
+
+def test_types_as_the_file_writes_them() -> None:
+    def types(dtype: str) -> list[str]:
+        row = online.csv_row(problem(16, 1280, 8192, dtype=dtype), kept(SIZE).config).split(",")
+        return [row[7], row[10], row[13], row[16]]
+
+    assert types("bf16") == ["bf16_r"] * 3 + ["f32_r"] and types("fp16") == ["f16_r"] * 3 + ["f32_r"]

@@ -9,9 +9,8 @@ import torch
 
 from tests.support.fakes.blaslt_library import stand_in
 from tests.support.linear_layers import problem, run_on_cpu, stand_in_device
-from tests.support.nouns import Backend, LibraryBackend, Patch, registry
+from tests.support.nouns import Backend, CallSignature, LibraryBackend, Patch, registry
 from tritongemm.backends.blaslt import algorithms as blaslt
-from tritongemm.core.served_call import CallSignature
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.serving.launching import FastCall
 from tritongemm.serving.online import CSV_FILE, FILE, OnlineBudget, OnlineKernel, OnlineStore, OnlineTuner

@@ -11,12 +11,11 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_kernels
-from tests.support.nouns import Config, Groups, Operand, Patch, Problem, Record, Support, each, load_target
+from tests.support.nouns import ArtifactCache, Config, Groups, LoadedKernel, Patch, Record, Support, each, load_target
 from tests.support.products import product
 from tritongemm.build import prepare
-from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.errors import WorkspaceError
-from tritongemm.core.served_call import LoadedKernel
+from tritongemm.core.problem import Operand, Problem
 from tritongemm.operations.grouped import GROUPED, GroupedOperands
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.serving import kernel_loading

@@ -14,14 +14,12 @@ from tests.cpu.serving.conftest import Gpu
 from tests.support import ROOT, forked
 from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import attach_device, record, run_on_cpu
-from tests.support.nouns import InputError, Patch, each, load_target
-from tritongemm.build.cache import ArtifactCache
+from tests.support.nouns import ArtifactCache, InputError, Patch, PatchedLaunch, Scaling, each, load_target
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel, choose_kernels
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import PARTS
-from tritongemm.core.scaling import GRANULARITIES, Scaling
-from tritongemm.core.served_call import PatchedLaunch
+from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.numerics import verify
 from tritongemm.numerics.scale_factors import scale_places

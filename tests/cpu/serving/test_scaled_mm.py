@@ -11,10 +11,9 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record
-from tests.support.nouns import Patch, Problem, each
+from tests.support.nouns import Patch, Problem, Scaling, each
 from tests.support.products import product
 from tritongemm.codegen import template_facts
-from tritongemm.core.scaling import Scaling
 from tritongemm.integrations import aiter
 from tritongemm.numerics import verify
 from tritongemm.operations import scaled

@@ -17,7 +17,7 @@ from tritongemm.codegen.template_facts import (
     pieces_of_b,
     stored_block,
 )
-from tritongemm.core.config import Config
+from tritongemm.core.config import LAUNCHED, Config
 from tritongemm.core.epilogues import RUN
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK
@@ -54,6 +54,7 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
         "SPLIT_K": config.split_k,
         "EVEN_K": problem.k % config.block_k == 0,
         **kernel_template(config.template).constants(config, columns_at_once(problem)),
+        **{option.upper(): 0 for option, _ in config.options if option in LAUNCHED},
     }
 
 

@@ -377,11 +377,6 @@ def compiler_options(config: Config) -> dict[str, int]:
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **options, **fixed}
 
 
-def programs_of_cluster(config: Config, constants: Mapping[str, int]) -> int:
-    """Return the number of consecutive programs of a kernel with these constants that are launched as a cluster."""
-    return _evaluate(kernel_template(config.template).cluster, dict(constants))
-
-
 def _of_constants(expression: str, config: Config) -> int:
     """Return the value of a fact that depends on a config alone, not on M, N and K."""
     scope = kernel_template(config.template).constants(config)

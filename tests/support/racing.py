@@ -52,7 +52,7 @@ CODE = (
 def built_at_once(job: CompileJob) -> Artifact:
     """The artifact of a kernel of Triton's without tensor maps, which is launched as a compiled one and has no code."""
     offsets = [8 * i for i in range(len(job.identity["signature"]) + 2)]  # and two for Triton's own scratch memory
-    launch = {"dynamic_shared": 0, "cluster": 1, "offsets": offsets}
+    launch = {"dynamic_shared": 0, "offsets": offsets}
     return Artifact(job.config, job.digest, "k.hsaco", symbol=job.config.kernel_name, threads=64, launch=launch)
 
 

@@ -129,7 +129,7 @@ def _compile_helpers(folder: Path, lacking: str) -> Callable[..., list[Any]]:
             path.write_text(json.dumps(known))
             kinds = ["pointer" if kind[0] == "*" else kind for kind in helper.signature.values()] + ["pointer"] * 2
             offsets = Launch("", "", (1, 1, 1), (1, 1, 1), 0, tuple(Param(kind, 0) for kind in kinds), ()).offsets()
-            launch = {"dynamic_shared": 0, "cluster": 1, "offsets": offsets}
+            launch = {"dynamic_shared": 0, "offsets": offsets}
             status = "compile_failed" if helper.name == lacking else "ok"
             code = sha256(path.read_bytes()).hexdigest()
             config = Config(helper.name, 0, 0, 0)

@@ -201,7 +201,7 @@ class DamagedCaches(Campaign):
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
         """Damage a file of an entry, ask for it, and store it again."""
         cache = ArtifactCache(folder / "cache")
-        built = Artifact(CONFIG, self._DIGEST, symbol="kernel", registers=32, threads=256, launch={"cluster": 1})
+        built = Artifact(CONFIG, self._DIGEST, symbol="kernel", registers=32, threads=256, launch={})
         kept = cache.put(built, self._CODE, "kernel.hsaco")
         file = rng.choice(sorted(Path(kept.path).parent.iterdir()))
         file.write_bytes(damaged(file.read_bytes(), rng))

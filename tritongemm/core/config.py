@@ -22,6 +22,8 @@ _NAME = re.compile(
     + "".join(f"__{short}(?P<{name}>{_NUMBER})" for name, short in _FIXED)
     + rf"(?P<options>(?:__[a-z_]+{_NUMBER})*)"
 )
+LAUNCHED = ("adjacent",)  # options of the launch alone, whatever the template
+_LAUNCHED = re.compile(rf"__(?:{'|'.join(LAUNCHED)}){_NUMBER}")
 _SHOWN = 100  # characters of a text that a message repeats
 _LONGEST_NAME = 4096  # characters; a template may be a library's mangled name of some hundred
 _MOST_PARSED = 1 << 14  # configs kept by name; a journal of thousands of sizes names the same few thousand
@@ -65,8 +67,8 @@ class Config:
 
     @property
     def kernel_name(self) -> str:
-        """The name without arguments of the kernel, which do not change the binary."""
-        return self.name.replace(f"__gm{self.group_m}", "", 1)
+        """The name without arguments of the kernel and options in `LAUNCHED`, which do not change the binary."""
+        return _LAUNCHED.sub("", self.name.replace(f"__gm{self.group_m}", "", 1))
 
     @property
     def is_generated(self) -> bool:

@@ -12,6 +12,7 @@ from tests.support import raising
 from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, each, loader, matrices, registry
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
+from tritongemm.backends.triton.role_frames import shorten
 from tritongemm.codegen.template_facts import exchanges_sums
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
@@ -77,12 +78,13 @@ def test_splits_send_each_other_their_columns(split: int, columns: int) -> None:
     """
     config = replace(EXCHANGING, block_n=columns, split_k=split)
     built, before, after = compiled(config, scaled(64))
-    assert (built.launch["cluster"], built.spills) == (split, 0)
+    launch = registry.get(KernelBackend, "triton").launch(built, scaled(64), SM90)
+    assert isinstance(launch, Launch) and (launch.cluster, built.spills) == (split, 0)
     stores = 64 * columns // split // (128 * 4)  # of 16 bytes a thread, to each other program
     sent = "".join(re.findall(r"// tritongemm: send\n(.*?)// tritongemm: sent\n", before, re.DOTALL))
     assert sent.count("st.shared.v4.b32") == stores * (split - 1)
     assert after.count("st.async.weak.shared::cluster") == stores * (split - 1)
-    assert before.count("st.shared") - after.count("st.shared") == stores * (split - 1)
+    assert len(re.findall(own := r"st\.shared\S*\s+\[%r", before)) - len(re.findall(own, after)) == stores * (split - 1)
     assert after.count("mapa.shared::cluster.u32 counter") == split - 1
     assert after.count("mbarrier.try_wait.parity.acquire.cluster.shared::cta") == 1
 
@@ -184,6 +186,23 @@ def test_all_pieces_of_a_block_are_for_both() -> None:
     assert ["multicast" in c for c in copies] == [True, True, False], "B in two pieces, then A in one"
 
 
+def test_roles_meet_once_and_end_alone(assembly: dict[Config, tuple[str, str]]) -> None:
+    """Where no program writes to another's memory: there each of Triton's meetings stays."""
+    for config, (before, after) in assembly.items():
+        met = [text.count("\tbarrier.sync \t1;\n") for text in (before, after)]
+        if config != AHEAD:
+            assert met[0] == met[1] and shorten(after) == after
+            continue
+        assert met[0] > met[1] == 4, "of two ways into roles, and two in one that no warp has"
+        ends = after.count("\tret;") - before.count("\tret;")
+        assert ends >= 2 and met[0] - met[1] > 2 * ends, "each role's begin and end, and two of the first"
+        for other in (
+            before.replace("brx.idx", "ret;\n\tbarrier.sync \t1;\n\tbrx.idx"),
+            before.replace("\tst.shared.", "\tst.global."),
+        ):
+            assert shorten(other) == other
+
+
 def test_a_text_without_marks_stays_as_it_is() -> None:
     text = ".visible .entry k(\n)\n{\n\tbar.sync \t0, 128;\n\tret;\n}\n"
     assert edit(text) == text
@@ -235,7 +254,7 @@ def test_the_two_parts_of_a_tile(along_k: bool) -> None:
     config = Config("ws_tma", 128, block_n, block_k, 4, num_warps=8, num_stages=3, options=(("epilogue_parts", 2),))
     _, before, _ = compiled(config, problem)
     assert "// tritongemm: arrive" in before
-    assert ("// tritongemm: alone" in before) == along_k
+    assert (before.count("// tritongemm: alone") > config.num_stages) == along_k, "apart from where barriers are made"
     assert before.count("mbarrier.init") == 2 * config.num_stages
 
 
@@ -256,6 +275,7 @@ def test_a_launch_of_adjacent_programs(m: int, n: int, programs: int) -> None:
     triton, problem = registry.get(KernelBackend, "triton"), replace(scaled(m), n=n)
     config = replace(ALONE, options=(("adjacent", 1),))
     built, _, after = compiled(config, scaled())
+    assert built.digest == triton.compile_job(ALONE, problem, SM90).digest, "the binary is that of other launches"
     launch = triton.launch(built, problem, SM90)
     assert isinstance(launch, Launch)
     assert launch.cluster == 2 and launch.grid == (programs, 1, 1)
@@ -279,8 +299,10 @@ def test_unknown_assembly_is_left_as_it_is(monkeypatch: Patch) -> None:
     monkeypatch.setattr(assembly_edits, "edit", raising(UnknownAssemblyError("a new version")))
     problem = Problem(1000, 776, 1032, *matrices("bf16", layout="TN"))
     config = Config("ws_tma", 64, 32, 32, num_warps=4, num_stages=3, options=(("pair", 1),))
-    built, code, _ = compiling.compile_job(registry.get(KernelBackend, "triton").compile_job(config, problem, SM90))
-    assert built.status == "ok" and built.launch["cluster"] == 1 and code
+    triton = registry.get(KernelBackend, "triton")
+    built, code, _ = compiling.compile_job(triton.compile_job(config, problem, SM90))
+    launch = triton.launch(built, problem, SM90)
+    assert isinstance(launch, Launch) and launch.cluster == 1 and code
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def matrix_instructions(config: Config, problem: Problem, patch: Patch) -> tuple
     built = compiling.compile_job(triton.compile_job(config, problem, SM90))[0]
     assert (built.status, built.spills) == ("ok", 0), built.reason
     (edited,) = seen  # a second text would be one without edits
-    return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", edited)), built.launch["cluster"]
+    launch = triton.launch(built, problem, SM90)
+    return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", edited)), getattr(launch, "cluster", 0)
 
 
 @pytest.mark.parametrize(

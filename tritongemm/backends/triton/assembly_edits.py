@@ -2,8 +2,8 @@
 
 A template whose facts say ``edited`` leaves marks, comments in the assembly just before an instruction:
 
-- ``alone``: no thread waits for the others of its warp group before it waits or arrives at this barrier, or starts
-  this product.
+- ``alone``: no thread waits for the others of its warp group before it makes this barrier, waits or arrives at it, or
+  starts this product, or stores into a place that nothing reads.
 - ``arrive``: each warp arrives, where Triton lets one thread of the group arrive for all.
 - ``arrive at both``: the same, at the barriers of both programs of a pair (a cluster of two).
 - ``fetch for both``: up to ``fetched``, the copy engine writes what it copies, in one piece or several, into the shared
@@ -17,6 +17,8 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
   is left out.
 - ``received``: the wait behind it acquires what other programs of the cluster have written.
 - ``meet``: no program of a cluster goes on before the others' barriers are there.
+- ``roles end alone``: the kernel ends with the roles of its warps, so that what is around them can be shorter
+  (`role_frames`).
 - ``newest assembler``: the kernel is assembled by the newest assembler that Triton has, of the same major version of
   CUDA as the one that it would use. From CUDA 12.9 on, one lets the additions of one warp alternate with the products
   of others, from which not all kernels gain.
@@ -30,11 +32,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from tritongemm.backends.triton.role_frames import shorten
 from tritongemm.core.errors import UnavailableError
 
 CONSTANT = "EDITED"
 _PROGRAMS = 2  # of a pair
 _MARK = "// tritongemm: "
+_ROLES = f"{_MARK}roles end alone\n"
 _NEWEST = "// by the newest assembler\n"
 _ENTRY = re.compile(r"\.entry [^{]*\{\n")
 _MAKERS = 128  # threads that make the barriers; the others come to life when these are done
@@ -150,9 +154,10 @@ _FETCH = re.compile(
     r"(?P<when>@%p\d+) cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global\.mbarrier::complete_tx::bytes"
     r" (?P<operands>\[[^\]]*\], (?P<from>\[[^\]]*\]), \[[^\]]*\]);"
 )
+_ALONE = r"mbarrier\.(?:init|try_wait|arrive)|wgmma\.fence|stmatrix|st\.shared"
 # In this order, as `alone` goes first of two marks of one instruction.
 _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
-    (_behind("alone", r"(?P<instruction>mbarrier\.(?:try_wait|arrive)|wgmma\.fence)", other_marks=True), _alone),
+    (_behind("alone", f"(?P<instruction>{_ALONE})", other_marks=True), _alone),
     (_behind("arrive", _ARRIVE), _arrive),
     (_behind("arrive at both", _ARRIVE), _arrive_at_both),
     (_behind("fetch for both", f"{_MARK}fetched\n"), _fetch_for_both),
@@ -171,14 +176,14 @@ def edit(assembly: str) -> str:
     if columns := _COLUMNS.search(assembly):
         narrowed, products = _PRODUCT.subn(partial(_narrow, columns=int(columns[1])), assembly)
         assembly = _COLUMNS.sub("", narrowed) if products else assembly
-    met = assembly.replace(f"{_MARK}meet\n", _MEET).replace(f"{_MARK}newest assembler\n", _NEWEST)
+    met = assembly.replace(_ROLES, "").replace(f"{_MARK}meet\n", _MEET).replace(f"{_MARK}newest assembler\n", _NEWEST)
     begin = (_OTHERS if "barrier.cluster" in met else "") + (_FIND_FIRST if _FIRST in met else "")
     registers = {_RECEIVER: _SEND, _EXPECTED: f"mov.b32 {_EXPECTED},"}
     begin += "".join(f"\t.reg .b32 {name};\n" for name, used in registers.items() if used in met)
     met = _ENTRY.sub(lambda found: found[0] + begin, met)
     if left := re.search(rf"{_MARK}(.*)", met):
         raise UnknownAssemblyError(f"Triton made no instruction behind a mark for it: {left[1]}")
-    return met
+    return shorten(met) if _ROLES in assembly else met
 
 
 def _assemble(assembly: str, metadata: Any, assemble: Callable[[str, Any], bytes]) -> bytes:

@@ -310,4 +310,7 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     params += [Param("i64", v) for v in batch_strides(problem).values()]
     sizes = {"workspace": geometry.workspace_bytes, "semaphore": geometry.semaphore_bytes}
     buffers = [Buffer(name, size) for name, size in sizes.items() if size]
-    return compiling.make_launch(built, geometry.grid, params, buffers, target.has("launch_overlap"))
+    # Programs of a cluster write to each other only by edited instructions; without edits each is launched alone.
+    units = target.compute_units
+    cluster = geometry_module.evaluate(facts.cluster, config, problem, units) if built.launch.get("edited") else 1
+    return compiling.make_launch(built, geometry.grid, params, buffers, target.has("launch_overlap"), cluster)

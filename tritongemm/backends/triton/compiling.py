@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tritongemm.backends.triton import assembly_edits
 from tritongemm.backends.triton.front_end import quick_front_end
-from tritongemm.codegen import modules, template_facts
+from tritongemm.codegen import modules
 from tritongemm.core.artifact import CODE_FILES, Artifact, CompileJob, LoopFacts
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.launch import Buffer, Launch, Param
@@ -43,7 +43,12 @@ def job_identity(target: Target, **more: Any) -> dict[str, Any]:
 
 
 def make_launch(
-    built: Artifact, grid: Grid, params: Sequence[Param], buffers: Sequence[Buffer] = (), overlap: bool = False
+    built: Artifact,
+    grid: Grid,
+    params: Sequence[Param],
+    buffers: Sequence[Buffer] = (),
+    overlap: bool = False,
+    cluster: int = 1,
 ) -> Launch:
     """Return the launch of a kernel that `compile_job` compiled.
 
@@ -67,7 +72,7 @@ def make_launch(
         shared=built.launch["dynamic_shared"],
         params=every,
         buffers=tuple(buffers),
-        cluster=built.launch["cluster"],
+        cluster=cluster,
         at=tuple(offsets),
         overlap=overlap,
         sha256=built.sha256,
@@ -218,9 +223,7 @@ def _compile_job(job: CompileJob) -> tuple[Artifact, bytes, str]:
         compiled = compile_kernel(constants | {assembly_edits.CONSTANT: 0}, edited)
     file = CODE_FILES[vendor]
     code: bytes = compiled.asm[file.rpartition(".")[2]]
-    # Programs of a cluster write to each other only by edited instructions; without edits each is launched alone.
-    cluster = template_facts.programs_of_cluster(job.config, constants) if edited else 1
-    built = replace(_artifact(job, compiled.metadata, code, edited, cluster), loop=loops[-1])
+    built = replace(_artifact(job, compiled.metadata, code, edited), loop=loops[-1])
     return (built, code, file) if built.status == "ok" else (built, b"", "")
 
 
@@ -234,7 +237,7 @@ def _attributes(kernel: Any, wanted: Mapping[str, Any]) -> dict[tuple[int], list
     return attributes
 
 
-def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: int) -> Artifact:
+def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool) -> Artifact:
     """Return the artifact of a code object, whose status says whether the target has the memory that it needs."""
     found, limit = code_object.read(code)[0], job.identity["lds"]
     shared = max(int(meta.shared), found.shared)
@@ -249,7 +252,6 @@ def _artifact(job: CompileJob, meta: Any, code: bytes, edited: bool, cluster: in
         launch={
             "dynamic_shared": int(meta.shared),
             "edited": edited,
-            "cluster": cluster,
             "offsets": [a.offset for a in found.explicit_args],
             "tensor_maps": [dict(m) for m in (getattr(meta, "tensordesc_meta", None) or []) if m],
         },

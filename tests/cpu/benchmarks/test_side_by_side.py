@@ -153,16 +153,12 @@ def test_a_finished_run_is_printed_without_a_gpu(
     assert script.main(common) == 2 and "is of device another" in capsys.readouterr().err
 
 
-def test_sizes_for_the_tuner_are_read_back(script: ModuleType, tmp_path: Path) -> None:
+def test_sizes_for_the_tuner_are_read_back_and_the_best_of_a_journal(script: ModuleType, tmp_path: Path) -> None:
     tuned = importlib.import_module("competitors._tuned")
     half = Problem(7, 33, 777, *matrices(layout="TN"))
     file = tmp_path / "sizes.yaml"
     file.write_text(tuned.sizes_text([PROBLEM, half]))
     assert [r.problem for r in sizes.from_file(file, Defaults())] == [PROBLEM, half]
-
-
-def test_best_triton_of_a_journal(script: ModuleType, tmp_path: Path) -> None:
-    tuned = importlib.import_module("competitors._tuned")
     quick, sure, other = (Config("tile", 16, n, 64) for n in (32, 64, 128))
     library = Config("kernel", 0, 0, 0, backend="blaslt")
     trials = [

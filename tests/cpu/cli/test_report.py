@@ -22,7 +22,7 @@ REAL = DATA / "h200_fp8_journal.jsonl"
 
 
 @drawn
-def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: Capsys) -> None:
+def test_results_and_the_journal_beside_them_also_through_a_link_and_a_pipe(tmp_path: Path, capsys: Capsys) -> None:
     run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
     assert report.main([str(run), "-o", str(output)]) == 0
     said = capsys.readouterr()
@@ -31,6 +31,14 @@ def test_results_and_the_journal_beside_them(tmp_path: Path, capsys: Capsys) -> 
     assert "Not drawn" not in page.split('id="drawn"')[0] and "too slow" in page
     assert report.main([str(run), "-o", str(output), "--title", "Again"]) == 0, "a report is replaced"
     assert "<h1>Again</h1>" in output.read_text(encoding="utf-8")
+    link, pipe = tmp_path / "link.yaml", tmp_path / "pipe"
+    link.symlink_to(run)
+    assert report.main([str(link), "-o", str(output)]) == 0
+    assert "of the final speed" in capsys.readouterr().out, "the journal of what the link leads to is read"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', str(run), str(pipe)]):
+        assert report.main([str(pipe), "-o", str(output)]) == 0
+    assert "4 results" in capsys.readouterr().out
 
 
 @drawn
@@ -160,19 +168,6 @@ def test_what_holds_no_results_is_refused(tmp_path: Path, capsys: Capsys, text: 
         and words.replace("FILE", str(path)) in said
         and not output.exists()
     )
-
-
-@drawn
-def test_results_through_a_link_and_a_pipe(tmp_path: Path, capsys: Capsys) -> None:
-    run, output = write_run(tmp_path / "out.yaml", table(512, 512), "too slow"), tmp_path / "report.html"
-    link, pipe = tmp_path / "link.yaml", tmp_path / "pipe"
-    link.symlink_to(run)
-    assert report.main([str(link), "-o", str(output)]) == 0
-    assert "of the final speed" in capsys.readouterr().out, "the journal of what the link leads to is read"
-    os.mkfifo(pipe)
-    with subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', str(run), str(pipe)]):
-        assert report.main([str(pipe), "-o", str(output)]) == 0
-    assert "4 results" in capsys.readouterr().out
 
 
 def test_another_file_is_not_replaced(tmp_path: Path, capsys: Capsys) -> None:

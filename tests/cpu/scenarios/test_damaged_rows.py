@@ -45,29 +45,19 @@ def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
     return path, complaint
 
 
-def test_the_others_are_read(damaged: tuple[Path, str]) -> None:
+def test_the_others_are_read_and_serve_and_nothing_is_tuned(damaged: tuple[Path, str], capsys: Capsys) -> None:
     path, complaint = damaged
     found = sizes.from_results(path, Defaults())
     assert [(row.record, row.number, row.line) for row in found.rows] == [(GOOD[0], 1, 2), (GOOD[2], 3, 4)]
     ((row, line, reason),) = [dataclasses.astuple(one) for one in found.damaged]
     assert (row, line) == (2, 3) and reason.startswith(f"{path}: row 2 (line 3) ") and complaint in reason
     assert len(reason) < 700 and "\n" not in reason
-
-
-def test_the_others_serve_with_one_warning(damaged: tuple[Path, str]) -> None:
-    path, complaint = damaged
     with pytest.warns(DamagedFileWarning) as warned:
         assert [row.record for row in read_source(path)] == [GOOD[0], GOOD[2]]
         Dispatcher().load(path)
     assert len(warned) == 2, "one for each reading"
     assert complaint in str(warned[0].message) and str(warned[0].message).endswith("; the row is not used")
-
-
-def test_sizes_to_tune_and_the_file_to_go_on_with_are_all_right_or_refused(
-    damaged: tuple[Path, str], capsys: Capsys
-) -> None:
-    """Before any work: the user decides what to do with the row, and nothing of the file is changed."""
-    path, complaint = damaged
+    # Before any work: the user decides what to do with the row, and nothing of the file is changed.
     before = path.read_bytes()
     assert tune.main(["-m", "16", "-n", "16", "-k", "16", "-o", str(path)]) == 2
     assert complaint in capsys.readouterr().err

@@ -261,7 +261,7 @@ def test_gpus_that_can_not_share_it(tmp_path: Path) -> None:
         sizes_of(tmp_path, LLAMA_70B | {"intermediate_size": 28671}, 2)
 
 
-def test_no_file(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_no_file_and_a_downloaded_model_by_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(InputError, match=r"config\.json: there is no such file"):
         from_model(tmp_path, 1, (1,), Defaults())
@@ -269,10 +269,6 @@ def test_no_file(tmp_path: Path, monkeypatch: Patch) -> None:
         InputError, match=r"no such folder with a model's config\.json, and no downloaded model of that name"
     ):
         from_model(tmp_path / "absent", 1, (1,), Defaults())
-
-
-def test_a_downloaded_model_by_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
     model, revision = tmp_path / "hub" / "models--Qwen--Qwen3-32B", "0123456789" * 4
     (snapshot := model / "snapshots" / revision).mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(QWEN3_32B))

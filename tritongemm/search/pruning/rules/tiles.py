@@ -17,7 +17,7 @@ LEAST_GROUP_ROWS = 4
 SLICED_ROWS, LEAST_WARPS, SLICED_COLUMNS, SLICES, SLICE, SLICE_STAGES = 16, 7, 64, 2, 128, 3
 # Most rows for which groups of four warps with columns of their own were never the fastest.
 UNSLICED_ROWS = 8
-# Columns of each of their warps, or with few rows four times as many; the most of such rows, and of a block along K.
+# Columns of each of their warps, or with few rows two or four times as many; the most of such rows, and of a block along K.
 WARP_COLUMNS, WIDE_WARP_ROWS, UNSLICED_K = 16, 32, 256
 # Most rows whose tiles hold no more than there are, and the fewest stages for them.
 CLOSE_ROWS, CLOSE_STAGES = 64, 3
@@ -177,10 +177,11 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
         slow = unlike or config.num_stages > stages or config.block_n > SLICED_COLUMNS * (1 + several)
         slow |= alone and config.num_warps > SLICES
     else:
-        wide = config.block_n // config.num_warps == 4 * WARP_COLUMNS and problem.m <= WIDE_WARP_ROWS
+        wider = config.block_n // config.num_warps // WARP_COLUMNS
+        wide = (wider == 4 or (wider == 2 and config.num_warps == 4)) and problem.m <= WIDE_WARP_ROWS
         slow = (config.block_n // config.num_warps != WARP_COLUMNS and not wide) or slice_k > UNSLICED_K
         if alone and problem.m <= CLOSE_ROWS:
-            halved = wide and problem.m > SLICED_ROWS and slice_k == SLICE // 2
+            halved = wide and wider == 4 and problem.m > SLICED_ROWS and slice_k == SLICE // 2
             slow |= config.block_m != held or config.num_stages < CLOSE_STAGES or (unlike and not halved)
     shape = f"BN {config.block_n} and {slice_k} along K a warp, {config.num_warps} warps, {config.num_stages} stages"
     return f"{shape}: never the fastest" if slow else None

@@ -28,8 +28,9 @@ def untuned(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 
 @pytest.fixture
-def requests(monkeypatch: Patch) -> list[TuneRequest]:
+def requests(tmp_path: Path, monkeypatch: Patch) -> list[TuneRequest]:
     """The requests that were run."""
+    monkeypatch.chdir(tmp_path)
     called: list[TuneRequest] = []
 
     def take(request: TuneRequest, *_: object) -> int:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tritongemm.codegen.config_memo import ConfigMemo
-from tritongemm.codegen.geometry import batch_strides, geometry
+from tritongemm.codegen.geometry import batch_strides, evaluate, geometry
 from tritongemm.codegen.source_trees import parse
 from tritongemm.codegen.specialised_text import specialise
 from tritongemm.codegen.template_facts import (
@@ -282,11 +282,19 @@ def module(
         "library": library,
         "rotating_mb": 3 * target.llc_bytes >> 20,
     }
-    return _render("module.py.j2", problem, configs, target, **more)
+    plain = list(dict.fromkeys(without_edits(config, problem, target.compute_units) for config in configs))
+    return _render("module.py.j2", problem, plain, target, **more)
+
+
+def without_edits(config: Config, problem: Problem, compute_units: int) -> Config:
+    """Return the config that a kernel has whose assembly is not edited: itself, or one that the compiler takes."""
+    sizes = kernel_template(config.template).without_edits
+    return replace(config, **{name: evaluate(size, config, problem, compute_units) for name, size in sizes.items()})
 
 
 def winner(problem: Problem, config: Config, target: Target, remark: str) -> str:
     """Return a small module with one config, to paste into a project; `remark` states the measurements."""
+    config = without_edits(config, problem, target.compute_units)
     template = kernel_template(config.template)
     constants = {
         "BLOCK_M": config.block_m,

@@ -87,6 +87,8 @@ class KernelTemplate:
     fragments: bool = False  # whether it multiplies such a weight only in the order `fragments`
     # Whether the assembly that Triton makes of it is edited at marks (backends/triton/assembly_edits.py).
     edited: bool = False
+    # Block sizes, by their names in a config, of a kernel that is not edited, where the compiler takes no others.
+    without_edits: Mapping[str, str] = field(default_factory=dict)
     order: OrderFacts = field(default_factory=OrderFacts)  # in which order it adds up products
 
     def value(self, config: Config, option: str, at_once: int = MOST_PADDED) -> int:

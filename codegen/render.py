@@ -288,8 +288,9 @@ def module(
 
 def without_edits(config: Config, problem: Problem, compute_units: int) -> Config:
     """Return the config that a kernel has whose assembly is not edited: itself, or one that the compiler takes."""
-    sizes = kernel_template(config.template).without_edits
-    return replace(config, **{name: evaluate(size, config, problem, compute_units) for name, size in sizes.items()})
+    expressions = kernel_template(config.template).without_edits
+    sizes: dict[str, Any] = {n: evaluate(e, config, problem, compute_units) for n, e in expressions.items()}
+    return replace(config, **sizes)
 
 
 def winner(problem: Problem, config: Config, target: Target, remark: str) -> str:

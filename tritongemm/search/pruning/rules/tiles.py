@@ -17,7 +17,8 @@ LEAST_GROUP_ROWS = 4
 SLICED_ROWS, LEAST_WARPS, SLICED_COLUMNS, SLICES, SLICE, SLICE_STAGES = 16, 7, 64, 2, 128, 3
 # Most rows for which groups of four warps with columns of their own were never the fastest.
 UNSLICED_ROWS = 8
-# Columns of each of their warps, or with few rows two or four times as many; the most of such rows, and of a block along K.
+# Columns of each of their warps, or with few rows two or four times as many; the most of such rows; the most of a block
+# along K.
 WARP_COLUMNS, WIDE_WARP_ROWS, UNSLICED_K = 16, 32, 256
 # Most rows whose tiles hold no more than there are, and the fewest stages for them.
 CLOSE_ROWS, CLOSE_STAGES = 64, 3

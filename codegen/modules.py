@@ -49,7 +49,7 @@ def write_winner(record: Record, target: Target, folder: Path) -> Path:
         remark += " of the form whose assembly the tuner edits.\nThis module has no edits: it can be slower"
         plain = render.without_edits(record.config, record.problem, target.compute_units)
         if plain != record.config:
-            remark += f", and has tiles of {plain.block_m} x {plain.block_n}, as wider ones do not compile without"
+            remark += f", and has tiles of {plain.block_m} x {plain.block_n}, as wider ones do not compile without them"
     remark += "."
     path = winner_path(record.problem, folder)
     atomic_write(path, render.winner(record.problem, record.config, target, remark))

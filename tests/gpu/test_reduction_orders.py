@@ -28,6 +28,15 @@ SPLITS = tuple(
     )
 )
 
+SUMS_IN_MEMORY = (  # of runs, where they are scaled, many or added pairwise
+    ("ws_tma", 64, 64, 128, 4, ()),
+    ("ws_tma", 128, 256, 64, 8, ()),
+    ("ws_tma", 128, 160, 128, 8, ()),
+    ("ws_tma", 192, 128, 128, 12, ()),
+    ("ws_tma", 256, 64, 128, 8, ()),
+    ("ws_tma_swapped", 16, 64, 128, 4, (("swap_ab", 1),)),
+    ("ws_tma_swapped", 48, 128, 64, 8, (("swap_ab", 1),)),
+)
 RUNS = tuple(
     Config(template, bm, bn, bk, 1, 1, warps, 3, (("runs", runs), *options))
     for runs in (2, 4, 8)
@@ -40,6 +49,7 @@ RUNS = tuple(
         ("ws_tma", 128, 208, 64, 8, ()),
         ("ws_tma", 64, 16, 64, 4, ()),
         ("ws_tma_swapped", 32, 128, 64, 8, (("swap_ab", 1),)),
+        *SUMS_IN_MEMORY,
     )
 )
 
@@ -51,6 +61,7 @@ PAIRWISE = tuple(
         ("tile", 16, 64, 128, 4, (("swap_ab", 1),)),
         ("tma", 128, 64, 64, 8, ()),
         ("tma", 16, 64, 64, 4, (("swap_ab", 1),)),
+        *SUMS_IN_MEMORY,
     )
 )
 

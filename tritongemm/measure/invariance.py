@@ -156,7 +156,7 @@ def _split_orders(
 ) -> Iterator[ReductionOrder]:
     """Yield the orders of splits that fill the device with a narrow product's tiles of few rows.
 
-    No kernel adds up several runs of scaled blocks one after the other: of those two splits are enough.
+    Of scaled blocks kernels add up two runs in one program, not more: there two splits are enough.
     """
     tiles = cdiv(product.n, _COLUMNS) * product.batch
     for splits in (2, 4, 8):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS
+from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS, WS_FRAGMENTS
 from tests.support.lent_processes import LentProcess
 from tests.support.nouns import Config, Family, Problem, Support, each, load_target, matrices, registry
 from tests.support.summing import DEPTH, RANKS_ROLE, STEP, SumJob
@@ -92,6 +92,8 @@ BLOCKS = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 4096, 
         (Config("ws_tma", 128, 208, 64, 1, 1, 8, 3, (("runs", 4),)), SIZE, "4x1024"),
         (Config("ws_tma_swapped", 32, 128, 64, 1, 1, 8, 4, (("runs", 2), *SWAP)), SIZE, "2x2048"),
         (Config("tile", 64, 64, 64, options=(("pairwise", 1), ("runs", 8))), SIZE, "8x512 pairwise"),
+        (Config("ws_tma", 192, 128, 128, 1, 1, 12, 4, (("runs", 2),)), BLOCKS, "2x2048 blocks of 128 by wgmma"),
+        (replace(WS_FRAGMENTS, options=SWAP), SIZE, "1x4096"),
         (STREAM, Problem(16, 64, 4096, *matrices("int8", "int8", "int32", layout="TN")), "exact"),
         (Config("gemv", 1, 8, 256), SIZE, "1x4096 by threads 1x8x256 of 4 warps"),
     ],

@@ -83,9 +83,11 @@ def test_runs_of_k_are_added_pairwise_where_that_is_asked_for() -> None:
     limits = SearchLimits(order=ReductionOrder(4096, 512, sums="pairwise"))
     kept = rank_space(SIZE, SM90, "triton", limits)[1].kept
     assert {(c.template, c.split_k, c.option("runs"), c.option("pairwise")) for c in kept} == {
-        ("tile", 1, 8, 1),
-        ("tma", 1, 8, 1),
+        (template, 1, 8, 1) for template in ("tile", "tma", "ws_tma", "ws_tma_swapped")
     }
+    two = SearchLimits(order=ReductionOrder(2048, 1024, 128, "wgmma"))
+    kept = rank_space(blocks.at(2048), SM90, "triton", two)[1].kept
+    assert "ws_tma" in {c.template for c in kept if c.option("runs") == 2}
     few = Problem(16, 256, 1024, *matrices("bf16", layout="TN"))
     limits = SearchLimits(order=ReductionOrder(1024, 128, sums="pairwise"))
     assert {c.split_k for c in rank_space(few, SM90, "triton", limits)[1].kept} == {1}, "not half of the runs each"

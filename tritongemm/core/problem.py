@@ -118,6 +118,11 @@ class Problem:
         return self.epilogue in IN_BLOCKS
 
     @property
+    def without_epilogue(self) -> Problem:
+        """The product that an epilogue follows; one in blocks is of bf16."""
+        return replace(self, epilogue="none", c=Operand("bf16") if self.in_blocks else self.c)
+
+    @property
     def columns(self) -> int:
         """Columns of C."""
         return self.n // self.fold

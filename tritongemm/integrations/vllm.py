@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_moe, vllm_w4, vllm_w4_experts
+from tritongemm.integrations import loaded_model, process, vllm_fp8, vllm_gates, vllm_moe, vllm_w4, vllm_w4_experts
 from tritongemm.integrations.process import define_linear, is_hooked, plain, replace
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -45,7 +45,7 @@ def register() -> None:
             f"{vllm_w4_experts.SERVED} ({name})": (partial(vllm_w4_experts.hook, name), process.serves_four_bits())
             for name in vllm_w4_experts.METHODS
         },
-        "compiled layer": (_hook_loading, bool(digest)),
+        "loaded model": (partial(_hook_loading, bool(digest)), True),
     }
     if settings.server_invariant():
         hooks = {
@@ -53,7 +53,7 @@ def register() -> None:
             _LAYER: (_hook_invariant, bool(digest)),
             vllm_fp8.SERVED: (partial(vllm_fp8.hook, True), process.serves_scales(True)),
             vllm_fp8.SERVED_ROWS: (partial(vllm_fp8.hook_rows, True), process.serves_scales(True)),
-            "compiled layer": (_hook_loading, bool(digest)),
+            "loaded model": (partial(_hook_loading, True), bool(digest)),
         }
     process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})
 
@@ -77,7 +77,7 @@ def _name_graphs(digest: str) -> None:
         or settings.server_invariant()
         or torch.version.hip is not None
     )
-    envs.environment_variables["TRITONGEMM_CONFIG"] = lambda: (digest or "capture") if traced else ""
+    envs.environment_variables["TRITONGEMM_CONFIG"] = lambda: digest + "capture" * process.captures() if traced else ""
 
 
 def _hook_layers() -> None:
@@ -143,8 +143,8 @@ def _hook_four_bits() -> None:
     vllm_w4.hook(linear)
 
 
-def _hook_loading() -> None:
-    """Load kernels, and log which layers they serve, when vLLM has loaded a model."""
+def _hook_loading(serves: bool) -> None:
+    """Load kernels, and log which layers they serve, when vLLM has loaded a model; have a capture see its gates."""
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     original = BaseModelLoader.load_model
@@ -157,7 +157,11 @@ def _hook_loading() -> None:
 
         def load() -> nn.Module:
             model: nn.Module = own()
-            loaded_model.prepare(model, not invariant, invariant, gates=not (invariant or adapts))
+            gates = not (invariant or adapts)
+            if gates and process.captures():
+                vllm_gates.count(model)
+            if serves:
+                loaded_model.prepare(model, not invariant, invariant, gates)
             return model
 
         return load

@@ -7,6 +7,7 @@ product and one kernel. A layer whose weight is loaded anew refuses that.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -14,11 +15,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tritongemm.integrations.process import attribute, define_opaque, guarded, plain
-from tritongemm.operations.linear_act import interleave_gate_up
+from tritongemm.operations.linear_act import ActivatedOperands, interleave_gate_up
 from tritongemm.operations.served_problems import layer_problem
 from tritongemm.operations.torch_products import DTYPE_NAMES
+from tritongemm.serving import server_calls
 from tritongemm.serving.added_operations import linear_act
 from tritongemm.serving.fused_layers import has_fused_rows
 
@@ -32,24 +35,33 @@ def serve(model: nn.Module) -> int:
     served = [mlp for mlp in model.modules() if known(mlp)]
     owners = Counter(weight.data_ptr() for weight in model.parameters()) if served else Counter[int]()
     served = [mlp for mlp in served if owners[mlp.gate_up_proj.weight.data_ptr()] == 1]
-    operation = (
-        define_opaque("vllm_gated_linear", "(Tensor x, Tensor w) -> Tensor", _compute, _infer) if served else None
-    )
     for mlp in served:
-        layer = mlp.gate_up_proj
         with torch.no_grad():
-            weight = plain(layer.weight)
+            weight = plain(mlp.gate_up_proj.weight)
             weight.copy_(interleave_gate_up(*weight.chunk(2)))
-        layer.weight.weight_loader = _refuse
+        mlp.gate_up_proj.weight.weight_loader = _refuse
+    _make_one(served, lambda x, w: linear_act(x, w, _ACT))
+    return len(served)
+
+
+def count(model: nn.Module) -> None:
+    """Have a capture see gate, up and SiLU of a loaded model's MLPs as one operation, and their product beside it."""
+    _make_one(list(filter(guarded("vLLM", "gated MLP", _is_gated), model.modules())), _compute_counted)
+
+
+def _compute_counted(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = functional.linear(x, w).chunk(2, -1)
+    return server_calls.activated_or(ActivatedOperands(x, w, _ACT), lambda: functional.silu(gate) * up)
+
+
+def _make_one(mlps: Sequence[Any], compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    operation = define_opaque("vllm_gated_linear", "(Tensor x, Tensor w) -> Tensor", compute, _infer) if mlps else None
+    for mlp in mlps:
+        layer = mlp.gate_up_proj
         kind: Any = type(layer.quant_method)
         method: Any = object.__new__(_gated(kind))
         vars(method).update(attribute(layer.quant_method, "__dict__", {}), operation=operation)
         layer.quant_method, mlp.act_fn = method, nn.Identity()
-    return len(served)
-
-
-def _compute(x: Tensor, w: Tensor) -> Tensor:
-    return linear_act(x, w, _ACT)
 
 
 def _infer(x: Tensor, w: Tensor) -> Tensor:

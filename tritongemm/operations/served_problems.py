@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tritongemm.core.epilogues import RESIDUAL
-from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Operand, Problem, matrices
+from tritongemm.core.problem import DEFAULT_FAMILY, PLAIN, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES, NO_SCALES, ScalePair, granularity
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
@@ -77,9 +77,7 @@ def _is_plain_layer(problem: Problem) -> bool:
 
 def is_activated(problem: Problem) -> bool:
     """Return whether `linear_act` can ask for a problem."""
-    c = Operand("bf16") if problem.in_blocks else problem.c
-    plain = replace(problem, epilogue="none", c=c)
-    return problem.epilogue != "none" and (is_layer(plain) or is_scaled(plain))
+    return problem.epilogue != "none" and (is_layer(problem.without_epilogue) or is_scaled(problem.without_epilogue))
 
 
 class ExpertWeights(NamedTuple):

@@ -141,6 +141,8 @@ class HelperCall:
 
 Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a record at another M, or why not.
 _MOST_TIMES_ROWS: Final = 4  # rows of A, over those of tuning, that kernels with one a program are worth
+_STEP_SECONDS: Final = 2e-6  # that an activation by itself takes in a graph, at least
+_STEP_RATE: Final = 5e12  # bytes a second that it reads and writes
 _MOST_SHARED_BYTES: Final = 64 << 20  # that programs of a kernel share at an M at which it was not tuned
 
 
@@ -204,7 +206,19 @@ class DeviceKernels:
     def has_kernel(self, problem: Problem) -> bool:
         """Return whether a kernel won the row of a problem, and can be launched."""
         record = self.find_record(problem)
-        return not isinstance(record, Support) and not isinstance(self.bind(record, problem.m), Support)
+        if isinstance(record, Support) or self.loses_to_two_steps(record):
+            return False
+        return not isinstance(self.bind(record, problem.m), Support)
+
+    def loses_to_two_steps(self, record: Record) -> bool:
+        """Return whether the tuned product and one more kernel, which records know no time of, beat an epilogue."""
+        p, first = record.problem, record.problem.without_epilogue
+        plain = self.find_record(first) if p != first else Support("it has no epilogue")
+        if isinstance(plain, Support) or plain.problem != first:
+            return False
+        seconds = self.served_seconds(plain)
+        step = _STEP_SECONDS + p.m * (p.n * first.c.type.bytes + p.columns * p.c.type.bytes) / _STEP_RATE
+        return seconds is not None and record.served_seconds > seconds + step
 
     def is_algorithm(self, record: Record) -> bool:
         """Return whether an algorithm of a library won a record, other than what the library itself chooses."""
@@ -225,6 +239,8 @@ class DeviceKernels:
         if isinstance(record, Support):
             return record
         problem = record.problem
+        if self.loses_to_two_steps(record):
+            return Support(f"the tuned product and one more kernel are faster than {problem.epilogue} within it")
         kernel, where = self.loaded_for(record), f"{problem.key} on {self.device.arch}"
         if kernel is None:
             return source_row.is_launchable(record)

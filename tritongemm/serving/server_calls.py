@@ -22,6 +22,7 @@ from torch import Tensor
 from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.problem import PLAIN
 from tritongemm.core.served_call import Resolution
+from tritongemm.operations.linear_act import ActivatedOperands
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.operations.scaled import SCALED
@@ -97,6 +98,11 @@ def four_bits_or(operands: FourBitOperands, otherwise: Call) -> Tensor:
     ours = partial(linear_w4, *operands[:5])
     of_race = ("product", (x.numel() // x.shape[-1]).bit_length(), x.dtype, *kind[1:])
     return (ours if known and pays(of_race, lambda: (ours, otherwise)) else otherwise)()
+
+
+def activated_or(operands: ActivatedOperands, otherwise: Call) -> Tensor:
+    """Return what a server makes of a product that it has, which a capture counts as one call of `linear_act`."""
+    return otherwise()
 
 
 def mixture_or(

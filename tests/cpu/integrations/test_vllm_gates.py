@@ -1,5 +1,7 @@
 """vLLM's MLPs whose gate, up and SiLU become one operation: when, what it computes, and which are left."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fakes.servers import install_vllm
+from tests.support.formats import read_text
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
 from tritongemm.core.problem import Problem
 from tritongemm.integrations import loaded_model, vllm, vllm_gates
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
+from tritongemm.workloads.capturing.session import capture
 
 K, INNER = 64, 96
 
@@ -69,10 +73,10 @@ class Halved(Mlp):
         return 0.5 * super().forward(x)
 
 
-def load(m: int, winner: str) -> None:
+def load(m: int, winner: str, seconds: float = 2e-6) -> None:
     of = problem(m, 2 * INNER, K)
     row = Problem(of.m, of.n, of.k, of.a, of.b, of.c, epilogue="silu_mul")
-    default_dispatcher().load([record(row, winner=winner, m_from=m - 1)])
+    default_dispatcher().load([record(of), replace(record(row, winner=winner, m_from=m - 1), seconds=seconds)])
     kernels = stand_in_kernels(default_dispatcher()._records)
     kernels.loaded_ranges = {row: StandInKernel()} if winner == "triton" else {}
     default_dispatcher()._devices[-1] = kernels
@@ -85,7 +89,9 @@ def test_gate_up_and_silu_are_one_operation(unloaded: Dispatcher) -> None:
         wanted, weight = [mlp(x) for mlp in model], model[0].gate_up_proj.weight
         load(64, "torch")
         assert not vllm_gates.serve(model) and default_dispatcher().gated_weights == {(2 * INNER, K)}
-        load(16, "triton")
+        load(32, "triton", 5e-6)  # the product takes 2 us
+        assert not vllm_gates.serve(model)
+        load(16, "triton", 3.5e-6)
         assert vllm_gates.serve(model) == 1
         for mlp, theirs in zip(model, wanted, strict=True):
             torch.testing.assert_close(mlp(x), theirs, rtol=0.02, atol=0.02)
@@ -104,10 +110,22 @@ def test_adapters_keep_the_product_of_gate_and_up(
 ) -> None:
     install_vllm(monkeypatch)
     asked: list[bool] = []
-    monkeypatch.setattr(loaded_model, "prepare", lambda *_, gates: asked.append(gates))
-    vllm._hook_loading()
+    monkeypatch.setattr(loaded_model, "prepare", lambda *given: asked.append(given[-1]))
+    vllm._hook_loading(True)
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     config = SimpleNamespace(lora_config=lora)
     BaseModelLoader().load_model(config)
     assert asked == [wanted]
+
+
+def test_a_capture_counts_the_product_and_the_operation(tmp_path: Path) -> None:
+    model, x = nn.ModuleList([Mlp(), Halved()]), torch.randn(16, K).bfloat16()
+    with capture(tmp_path / "sizes.yaml"), torch.no_grad():
+        wanted = model[0](x)
+        vllm_gates.count(model)
+        torch.testing.assert_close(torch.compile(model[0], backend="aot_eager")(x), wanted)
+    counts = {
+        (row.problem.n, row.problem.epilogue): row.count for row in read_text((tmp_path / "sizes.yaml").read_text())
+    }
+    assert counts == {(2 * INNER, "none"): 2, (2 * INNER, "silu_mul"): 1, (K, "none"): 1}

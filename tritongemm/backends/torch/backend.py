@@ -15,7 +15,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.epilogues import EPILOGUES, RESIDUAL
 from tritongemm.core.format_row import NamedKernel
 from tritongemm.core.operands import Call, Operands
-from tritongemm.core.problem import PLAIN, Operand, Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.target import Target
 from tritongemm.operations.torch_limits import takes_fp8, takes_groups, takes_int8
@@ -53,7 +53,7 @@ class TorchBackend(LibraryBackend):
         return CHOICE
 
     def _supports(self, problem: Problem, target: Target) -> Support:
-        known = function(_without_epilogue(problem))
+        known = function(problem.without_epilogue)
         return SUPPORTED if known else Support("PyTorch has no function for these types and sizes")
 
     def _list_algorithms(self, problem: Problem, operands: Operands, limit: int) -> Iterable[Config]:
@@ -115,11 +115,6 @@ class TorchBackend(LibraryBackend):
         return name if as_they_are else ""
 
 
-def _without_epilogue(problem: Problem) -> Problem:
-    """Return the product that an epilogue follows."""
-    return replace(problem, epilogue="none", c=Operand("bf16") if problem.in_blocks else problem.c)
-
-
 def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, Operands], Call | None]) -> Call | None:
     """Return a call that computes the product, then its epilogue by one kernel.
 
@@ -129,7 +124,7 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
 
     from tritongemm.operations import linear_act
 
-    first = _without_epilogue(problem)
+    first = problem.without_epilogue
     product = operands["a"].new_empty((problem.m, problem.n), dtype=getattr(torch, first.c.type.torch))
     call = call_of(first, operands | {"c": product})
     if call is None:

@@ -75,8 +75,8 @@ def _add_rivals(g: argparse._ArgumentGroup) -> None:
 def _add_server_tables(g: argparse._ArgumentGroup) -> None:
     """Add the options that tune the tables of vLLM and SGLang."""
     g.add_argument("--for", dest="server", type=_server, metavar="SERVER",
-        help="vllm or sglang: tune the tables that this server reads, by racing its own Triton kernel, or if it is "
-        "not installed ours with the same tiles, with the config it uses today; without -m for every M "
+        help="vllm, sglang or vllm-invariant: tune the tables that this server reads, by racing its own Triton kernel, "
+        "or if it is not installed ours with the same tiles, with the config it uses today; without -m for every M "
         "of its tables")  # fmt: skip
     g.add_argument("--top-k", type=arguments.integer(1, MOST_GROUPS), default=None, metavar="E",
         help="with --for and --groups: the number of experts per token; -m is tokens, -n the inner size of an expert, "

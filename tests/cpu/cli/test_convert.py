@@ -152,7 +152,7 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: Capsys) -
         (
             [str(tuned), "-o", str(tmp_path / "x.csv"), "--to", "vllm"],
             2,
-            "did you mean vllm_dense_json or vllm_moe_json?",
+            "did you mean vllm_batch_invariant or vllm_dense_json or vllm_moe_json?",
         ),
         ([str(tmp_path / "absent.csv"), "-o", str(tmp_path / "x.yaml")], 2, "absent.csv: there is no such file"),
         ([bare, "-o", str(tmp_path / "x.yaml")], 2, "those of several families; name one with --family"),

@@ -33,6 +33,14 @@ _LOGIC = (
 )
 _HEAD = "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,compute_type,solution_index"
 _OVERRIDE = "".join(f"    {_HEAD}\n    T,N,1,{sizes},f16_r,f16_r,f16_r,f32_r,7\n" for sizes in ("2,1,3", "5,4,6"))
+_TILES = "".join(
+    f"        {product}: _MatmulShapeConfig(\n            block_k=64,\n            m_buckets=(\n"
+    f"                ({m}, _MatmulMConfig(16, 128, 4, 3)),\n            ),\n        ),\n"
+    for m, product in ((1, (2, 3)), (4, (5, 6)))
+)
+_INVARIANT = (
+    f'import torch\n\n_BATCH_INVARIANT_MATMUL_TUNED_CONFIGS: dict = {{\n    "hopper": {{\n{_TILES}    }},\n}}\n'
+)
 # A file of each format as its tool or its user writes it, and one with a wrong row and what names it.
 SAMPLES = {
     "hipblaslt_override": ("tuning.txt", f"Git Version: bf2c3184\n{_OVERRIDE}"),
@@ -45,6 +53,7 @@ SAMPLES = {
     "tensile_logic": ("aquavanjaram_Cijk_Alik_Bljk_HHS_BH.yaml", _LOGIC),
     "tune_gemm": ("sizes.yaml", "- {'M': 1, 'N': 2, 'K': 3}\n- {'M': 4, 'N': 5, 'K': 6}\n"),
     "tunableop_csv": ("untuned.csv", "GemmTunableOp_Half_TN,tn_2_1_3\nGemmTunableOp_Half_TN,tn_5_4_6\n"),
+    "vllm_batch_invariant": ("batch_invariant_configs.py", _INVARIANT),
     "vllm_dense_json": (f"{_DEVICE},block_shape=[128,128].json", _TABLES),
     "vllm_moe_json": (f"{_EXPERTS},block_shape=[128,128].json", _TABLES),
     TOY: ("sizes.csv", "toy,M,N,K\na,1,2,3\nb,4,5,6\n"),
@@ -55,7 +64,7 @@ SIZELESS = ("moe_json", "sglang_moe_json", "vllm_moe_json")
 NAMED = ("sglang_dense_json", "vllm_dense_json", *SIZELESS)
 ENTIRE = (
     *("hipblaslt_override", "inductor_lookup", "sglang_dense_json", "tensile_logic", "tunableop_csv"),
-    "vllm_dense_json",
+    *("vllm_batch_invariant", "vllm_dense_json"),
 )
 WRONG = {
     "hipblaslt_override": (_OVERRIDE.replace("5,4,6", "5,x,6"), r"row 2 \(line 4\) n must be a whole number"),
@@ -70,6 +79,10 @@ WRONG = {
     "tunableop_csv": (
         "GemmTunableOp_Half_TN,tn_2_1_3\nGemmTunableOp_Half_TN,tn_5_x_6\n",
         r"row 2 \(line 2\) params must",
+    ),
+    "vllm_batch_invariant": (
+        _INVARIANT.replace("(4, _", "(0, _"),
+        r"row 2 \(line 11\) \(5, 6\) M must be a whole number",
     ),
     "vllm_dense_json": (_TABLES.replace('64, "BLOCK_SIZE_K": 128}}', "64}}"), r"row 2 \(line 2\) M '4': it has no"),
     "vllm_moe_json": (_TABLES[:-1], r"line 2, column \d+: the file ends too early"),

@@ -18,6 +18,7 @@ from tests.cpu.formats import test_inductor_lookup as inductor
 from tests.cpu.formats import test_tensile_logic as tensile
 from tests.cpu.formats import test_tile_tables as tables
 from tests.cpu.formats import test_tunableop as tunableop
+from tests.cpu.formats import test_vllm_batch_invariant as invariant
 from tests.support.foreign_rows import REVISION, algorithm, product
 from tests.support.nouns import Config, Defaults, Groups, InputError, Problem, Record, each, matrices, registry
 from tritongemm.core.format_row import Translation
@@ -33,6 +34,7 @@ FILES = [
     ("sglang_dense_json", tables.CHANNELS, tables.table()),
     ("tensile_logic", str(tensile.PATH), tensile.BASE),
     ("tunableop_csv", "tunableop_results0.csv", tunableop.TUNED),
+    ("vllm_batch_invariant", invariant.NAME, invariant.MODULE),
     ("vllm_dense_json", tables.NAME, tables.table()),
     ("vllm_moe_json", tables.EXPERTS, tables.table()),
 ]
@@ -63,6 +65,8 @@ def test_damage_is_named_or_read(name: str, path: str, entire: str, at: float, c
 
 def result_of(name: str) -> Record:
     """A result that a format writes."""
+    if name == "vllm_batch_invariant":
+        return invariant.result(16)
     if isinstance(plugin(name), ServerFormat):
         return tables.result(16)
     return {

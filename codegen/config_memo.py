@@ -83,7 +83,8 @@ class ConfigMemo:
     def axes(self, *names: str) -> NDArray[np.float64]:
         """Return the values of these axes as columns, [names, configs]."""
         places = [AXES.index(name) for name in names]
-        return np.array([values[: len(AXES)] for _, values in self._rows], np.float64).T[places]
+        columns: NDArray[np.float64] = np.array([values[: len(AXES)] for _, values in self._rows], np.float64).T
+        return columns[places]
 
     def map(self, function: Callable[..., Answer], *columns: Sequence[Hashable]) -> list[Answer]:
         """Return the function's answer for each config, in their order.

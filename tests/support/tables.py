@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,7 +36,8 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callab
                     try:
                         test(**own, **given)
                     except BaseException as error:
-                        error.add_note(f"case {str(given)[:400]}")
+                        if sys.version_info >= (3, 11):
+                            error.add_note(f"case {str(given)[:400]}")
                         raise
 
         signature = inspect.signature(test)

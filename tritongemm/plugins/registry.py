@@ -73,10 +73,10 @@ def _load(kind: type[Plugin], name: str) -> Plugin:
 
 def _plugin_class(kind: type[Plugin], module: ModuleType) -> type[Plugin]:
     """Return the one class of a module that derives from a kind's contract and is not shared by others."""
-    found = [
+    found: list[type[Plugin]] = [
         c
         for c in vars(module).values()
-        if isinstance(c, type)
+        if issubclass(type(c), type)  # a name of list[int] says that it is a class until Python 3.11, and is none
         and issubclass(c, kind)
         and c.__module__ == module.__name__
         and not c.__name__.startswith("_")

@@ -138,6 +138,8 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: Patch) -
 
 def test_a_file_holds_one_plug_in(tmp_path: Path, monkeypatch: Patch) -> None:
     text = "from tritongemm.plugins.contracts import Strategy\n"
+    # As a name of list[int] is in Python 3.10: what says that it is a class.
+    text += "class Named:\n    __class__ = type\n\nROWS = Named()\n"
     text += "".join(f"class S{i}(Strategy):\n    def search(self, plan, budget):\n        yield []\n" for i in (1, 2))
     (tmp_path / "toy_twice.py").write_text(text)
     with (

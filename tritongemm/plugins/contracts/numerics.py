@@ -52,7 +52,8 @@ class Family(Plugin, abstract=True):
         if problem.scalings not in self.scalings(problem.a.dtype, problem.b.dtype):
             return Support(f"{problem.key} does not have the scales of family {self.name}")
         if problem.epilogue != "none" and (problem.kind == "batched" or problem.c.type.is_integer):
-            return Support(f"{problem.epilogue} is computed of one product of floats, or of groups, not {problem.key}")
+            what = "of a batch" if problem.kind == "batched" else f"into a C of {problem.c.dtype}"
+            return Support(f"no kernel computes the epilogue {problem.epilogue} {what}")
         if problem.groups and problem.fold > 1 and problem.n % 2:
             return Support(f"N is {problem.n}, but must be even: with {problem.epilogue} B has gate, then up")
         if not problem.groups and problem.fold > 1 and problem.n % (2 * RUN):

@@ -91,7 +91,8 @@ class _Part:
     def outer(self, mine: Mask, other: _Part, others: Mask) -> Mask:
         """Return a mask over the axes of two parts, True where a mask over each part's axes is."""
         order = np.argsort(self.axes + other.axes)
-        return np.logical_and.outer(mine, others).transpose(order).copy()
+        both: Mask = np.logical_and.outer(mine, others).transpose(order).copy()
+        return both
 
 
 _NO_AXES = _Part((), (), np.ones((), bool))

@@ -28,6 +28,7 @@ _COLUMNS = ("load", "quantity", "A", "B", "A to A", "gain", "of all pairs", "", 
 _WORDS = ("load", "quantity", "of all pairs", "")
 _LAST_LINES = 15  # of the log of a server that failed
 _WARM_UP = 1 << 20  # seed of prompts that are sent first
+_a_port = arguments.integer(1, 65535)
 _USUAL_PORTS = {"vllm": 8000, "sglang": 30000}  # of servers whose command names none
 
 
@@ -87,7 +88,7 @@ def parser() -> arguments.Parser:
     g = p.add_argument_group("the server")
     g.add_argument("--rounds", type=arguments.integer(1, 20), default=2, metavar="N",
                    help="starts without and with the table, in turn (%(default)s)")  # fmt: skip
-    g.add_argument("--port", type=arguments.integer(1, 65535), metavar="N",
+    g.add_argument("--port", type=_a_port, metavar="N",
                    help="where it answers, if its command has no --port (vLLM: 8000, SGLang: 30000)")  # fmt: skip
     g.add_argument("--start-limit", type=arguments.seconds, default=1200.0, metavar="S",
                    help="seconds that a start may take (%(default)g)")  # fmt: skip
@@ -109,6 +110,8 @@ def _read_rows(args: argparse.Namespace) -> ReportData:
         result_files.read(Path(path), defaults, found)
     if not found.records:
         raise InputError(f"{args.table}: no result with a time; name results of tritongemm tune")
+    if all(record.predicted for record in found.records.values()):
+        raise InputError(f"{args.table}: its rows are predictions, which serve no call; tune on the server's GPU")
     calls = result_files.calls_of(args.workload, defaults, found)
     return ReportData(tuple(found.records.values()), calls=calls)
 
@@ -247,6 +250,11 @@ def _port(named: int | None, server: Sequence[str]) -> int:
     own = _value_of("--port", server)
     programs = {Path(word).name.partition(".")[0] for word in server}
     usual = next((port for name, port in _USUAL_PORTS.items() if name in programs), 0)
-    if not named and not own.isdecimal() and not usual:
+    if own and not named:
+        try:
+            return _a_port(own)
+        except argparse.ArgumentTypeError as error:
+            raise InputError(f"the server's --port: {error}") from None
+    if not named and not usual:
         raise InputError("the server's port is not known: give its command --port N, or name it before the --")
-    return named or (int(own) if own.isdecimal() else usual)
+    return named or usual

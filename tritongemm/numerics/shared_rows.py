@@ -33,7 +33,8 @@ def supports(problem: Problem) -> Support:
     if problem.masked:
         return Support(f"{problem.key}: rows of groups with room of their own are not compared over M")
     if problem.bias == "m" or problem.epilogue == RESIDUAL:
-        return Support(f"{problem.key}: its bias belongs to rows; rows with one of their own are not alike")
+        own = "what is added to C" if problem.epilogue == RESIDUAL else "the bias"
+        return Support(f"{problem.key}: each row has numbers of its own in {own}, so that rows are not compared over M")
     return Support()
 
 

@@ -18,6 +18,7 @@ from tests.support import ROOT
 from tests.support.nouns import Capsys, InputError, Patch, each
 from tests.support.reports import problem, result, write_results
 from tritongemm.cli import compare_server, shell
+from tritongemm.core.trial import PREDICTED
 from tritongemm.results.server_comparison import Quantity, compare_answers, read_comparison
 
 QUICK = ("--batches", "2", "--prefill", "0", "--answer", "8", "--prompt", "4", "--passes", "1", "--start-limit", "30")
@@ -101,9 +102,14 @@ def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: Capsys
     assert "no-such-server can't be started: No such file" in capsys.readouterr().err
     assert compare_server.main(own) == shell.REFUSED
     assert "there is no server to start" in capsys.readouterr().err
+    assert compare_server.main([*words[:-1], "99999"]) == shell.REFUSED
+    assert "the server's --port: '99999' is not a whole number from 1 to 65535" in capsys.readouterr().err
     (tmp_path / "out.json").write_text("a letter")
     assert compare_server.main(words) == shell.REFUSED
     assert "out.json is not a comparison of a server" in capsys.readouterr().err
+    write_results(Path(own[own.index("--table") + 1]), [result(problem(16), 1e-5, timer=PREDICTED)])
+    assert compare_server.main(words) == shell.REFUSED
+    assert "predictions, which serve no call" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "log"), [(signal.SIGINT, "A2.log"), (signal.SIGTERM, "A1.log")])

@@ -77,5 +77,6 @@ def test_operands_are_in_memory_as_a_problems_own(problem: Problem) -> None:
 
 
 def test_products_whose_rows_have_nothing_in_common_are_refused() -> None:
-    assert "bias belongs to rows" in str(shared_rows.supports(Problem(3, 4, 5, bias="m")))
+    assert "of its own in the bias" in str(shared_rows.supports(Problem(3, 4, 5, bias="m")))
+    assert "in what is added to C" in str(shared_rows.supports(Problem(3, 4, 5, epilogue="add")))
     assert "room of their own" in str(shared_rows.supports(Problem(6, 4, 5, groups=Groups(2, room=3))))

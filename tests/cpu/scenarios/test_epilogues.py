@@ -74,7 +74,7 @@ def test_refusals() -> None:
         of_groups = replace(Problem(4, 32, 32, epilogue="silu_mul", groups=groups), **changes)
         assert says in str(registry.get(Family, "dense").supports(of_groups, SM90))
     integers = Problem(4, 32, 32, *matrices("int8", c="int32"), epilogue="relu")
-    assert "one product of floats" in str(registry.get(Family, "dense").supports(integers, SM90))
+    assert "into a C of int32" in str(registry.get(Family, "dense").supports(integers, SM90))
 
 
 IN_BLOCKS = [

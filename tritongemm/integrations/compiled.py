@@ -1,4 +1,5 @@
-"""Products in code that Inductor wrote: it calls PyTorch's functions by name, and tuned kernels stand before them.
+"""Products in code that Inductor wrote: it calls PyTorch's functions and a server's operators by name, and tuned
+kernels stand before them.
 
 Nothing is traced otherwise than without us. So graphs, their fusions and a server's cache of them stay the server's
 own, and a call without a row costs one look into a table instead of an operation of Python.
@@ -6,16 +7,60 @@ own, and a call without a row costs one look into a table instead of an operatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
+from itertools import takewhile
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from tritongemm.integrations.process import attribute
 from tritongemm.operations.torch_products import torch_linear
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import WrittenCalls
 
 _SERVES = "tritongemm_serves"  # attribute of a function that stands before PyTorch's: the dispatcher
+_modes = torch._C._len_torch_dispatch_stack
+
+
+class _Before:
+    """Stands before an operator's function: a hook sees each call that no tracer does, all arguments by their places.
+
+    Args:
+        own: the operator's.
+        hook: of a server's function, as `process.make_hook` gives it.
+        names: of the operator's arguments.
+    """
+
+    def __init__(self, own: Callable[..., Any], hook: Callable[..., Any], names: list[str]) -> None:
+        self._own, self._hook, self._names = own, hook, names
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if named:
+            given += tuple(map(named.pop, [*takewhile(named.__contains__, self._names[len(given) :])]))
+        return self._own(*given, **named) if named or _modes() else self._hook(self._own, *given)
+
+    def __hash__(self) -> int:  # which PyTorch's tables of operators ask for
+        return hash(self._own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def stand_before(name: str, hook: Callable[..., Any]) -> bool:
+    """Put a hook before an operator, once, in Python and in compiled code; return whether PyTorch knows it.
+
+    Args:
+        name: ``namespace::operator``.
+        hook: as for `_Before`.
+    """
+    namespace, _, operator = name.partition("::")
+    every = attribute(getattr(torch.ops, namespace), operator)
+    for one in () if every is None else (every, every.default):
+        if not isinstance(one._op, _Before):
+            one._op = _Before(one._op, hook, [argument.name for argument in every.default._schema.arguments])
+    return every is not None
 
 
 def serve_compiled_code() -> None:

@@ -38,7 +38,6 @@ def register() -> None:
         process.EVERY_LAYER: (partial(_name_graphs, digest), True),
         _LAYER: (_hook_layers if digest else _hook_counted, True),
         vllm_fp8.SERVED: (vllm_fp8.hook, process.serves_scales()),
-        vllm_fp8.SERVED_ROWS: (vllm_fp8.hook_rows, process.serves_scales()),
         vllm_w4.SERVED: (_hook_four_bits, process.serves_four_bits()),
         vllm_moe.SERVED: (vllm_moe.hook, process.serves_experts()),
         **{
@@ -52,7 +51,6 @@ def register() -> None:
             process.EVERY_LAYER: (partial(_name_graphs, digest), True),
             _LAYER: (_hook_invariant, bool(digest)),
             vllm_fp8.SERVED: (partial(vllm_fp8.hook, True), process.serves_scales(True)),
-            vllm_fp8.SERVED_ROWS: (partial(vllm_fp8.hook_rows, True), process.serves_scales(True)),
             "loaded model": (partial(_hook_loading, True), bool(digest)),
         }
     process.install("vLLM", {name: hook for name, (hook, wanted) in hooks.items() if wanted})
@@ -71,8 +69,7 @@ def _name_graphs(digest: str) -> None:
     # The key of vLLM's compile cache holds the value of each variable in this list. Variables in it are also copied to
     # the workers that Ray starts.
     traced = (
-        process.serves_scales()
-        or process.serves_gates()
+        process.serves_gates()
         or process.serves_four_bits()
         or settings.server_invariant()
         or torch.version.hip is not None

@@ -1,58 +1,59 @@
 """Serves vLLM's linear layers of int4 (GPTQ, AWQ, compressed-tensors) and nvfp4 where a row holds, else by its kernel.
 
 vLLM's kernels of mixed precision convert a checkpoint's weight to an order of their own when a model is loaded. Before
-that it is converted for the layer's rows, and kept beside vLLM's: half a byte more for each number of such a layer.
+that it is converted for the layer's rows, and kept beside vLLM's: half a byte more for each number of such a layer. The
+operators by which they multiply have a hook before them, which knows a layer by the address of vLLM's weight. What vLLM
+compiles stays as it is.
 """
 
 from __future__ import annotations
 
-import copy
+import sys
+import weakref
 from collections.abc import Callable
 from functools import partial, wraps
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.integrations import int4_layers
-from tritongemm.integrations.process import attribute, define_opaque, guarded, is_hooked, plain, replace
+from tritongemm.integrations.compiled import stand_before
+from tritongemm.integrations.process import attribute, define_opaque, guarded, make_hook, plain
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_compressed_tensors
 from tritongemm.operations.linear_w4 import FourBitOperands
 from tritongemm.serving import server_calls
 
-KERNELS: Final = ("MacheteLinearKernel", "MarlinLinearKernel", "TritonW4A16LinearKernel")
+KERNELS: Final = ("MacheteLinearKernel", "MarlinLinearKernel", TRITON := "TritonW4A16LinearKernel")
 NVFP4: Final = "MarlinNvFp4LinearKernel"
-_NUMBER: Final = "tritongemm_w4_kernel"  # attribute of a layer: the number of what computes it without a row
-_WORKSPACE: Final = "workspace"  # of a Marlin kernel or its layer, whose launches must not share it
-_OF_NVFP4: Final = ("weight", "weight_scale", "weight_global_scale", _WORKSPACE)  # attributes of a layer
-_SIZES: Final = ("output_size_per_partition", "input_size_per_partition")  # of a layer of nvfp4
+MACHETE, MARLIN = "_C::machete_mm", "_C::marlin_gemm"  # operators
 SERVED: Final = "layer of four bits"
-_SCHEMA = (
-    "(Tensor x, Tensor weight, Tensor scale, str order, Tensor? bias, Tensor? own_bias, Tensor[] own, int kernel) "
-    "-> Tensor"
-)
-
-ServerMethod = Callable[..., Tensor]  # of a kernel, a layer, x and a bias
+_OF_TRITON = "(Tensor a, Tensor b_q, Tensor scales, Tensor? qzeros, int group_size, int zp_bias) -> Tensor"
+_PADDED: Final = "of four bits whose weight vLLM pads"
 
 
-class FourBitKernels:
-    """vLLM's kernels that are served by tuned ones, and the operation that torch.compile traces instead.
+class _Converted(NamedTuple):
+    """A layer's weight in its rows' order, and the bias as it was loaded."""
 
-    A number selects the kernel that computes what no row holds for: its layer's tensors are operands, so that equal
-    layers have equal graphs.
-    """
+    layer: weakref.ref[Any]
+    weight: Tensor
+    scale: Tensor
+    order: str
+    bias: Tensor | None
+
+
+class FourBitWeights:
+    """The weights of layers that are served, by the address of that which vLLM's kernel reads."""
 
     def __init__(self) -> None:
-        self._kernels: list[tuple[Any, ServerMethod, dict[str, Any], tuple[str, ...]]] = []
-        self._numbers: dict[tuple[Any, ...], int] = {}
-        self.operation = define_opaque("vllm_w4_linear", _SCHEMA, self._compute, _infer)
+        self._kept: dict[int, _Converted] = {}
 
-    def hook(self, kind: Any) -> None:
-        """Wrap the methods of one of vLLM's classes of kernels, and convert weights before it does."""
+    def convert_before(self, kind: Any) -> None:
+        """Convert weights before one of vLLM's classes of kernels does; once."""
         convert = kind.process_weights_after_loading
-        original = kind.apply_weights
+        if convert.__module__ == __name__:
+            return
         read_weight = _convert_nvfp4 if kind.__name__ == NVFP4 else _convert
         prepare: Callable[..., PackedWeight | str | None] = guarded("vLLM", SERVED, read_weight)
 
@@ -62,60 +63,74 @@ class FourBitKernels:
             int4_layers.keep(layer, found)
             convert(kernel, layer)
             if isinstance(found, PackedWeight):
-                setattr(layer, _NUMBER, self._enlist(kernel, original, layer))
+                self._enlist(layer, plain(getattr(layer, attribute(kernel, "w_q_name", "weight"))))
 
-        def read(own: Any, kernel: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
-            operands = int4_layers.operands(layer, x, bias)
-            if operands is None:
-                return None
-            if torch.compiler.is_compiling():
-                number = attribute(layer, _NUMBER)
-                *_, names = self._kernels[number]
-                tensors = [_tensor(kernel, layer, name) for name in names]
-                return partial(self.operation, *operands[:5], bias, tensors, number)
-            return partial(server_calls.four_bits_or, operands, own)
-
-        replace("vLLM", SERVED, {kind: "apply_weights"}, read)
+        converted.__module__ = __name__
         kind.process_weights_after_loading = converted
 
-    def _enlist(self, kernel: Any, original: ServerMethod, layer: Any) -> int:
-        """Return the number of a kernel; layers with one of the same class and configuration share it."""
-        names = ("w_q_name", "w_s_name", "w_zp_name", "w_gidx_name")
-        of_layer = (*filter(None, (attribute(kernel, name) for name in names)), "g_idx_sort_indices", _WORKSPACE)
-        of_layer = _OF_NVFP4 if type(kernel).__name__ == NVFP4 else of_layer
-        tensors = tuple(name for name in of_layer if isinstance(_tensor(kernel, layer, name), Tensor))
-        facts = {"g_idx_sort_indices": None, "input_global_scale": None}
-        facts |= {name: attribute(layer, name) for name in _SIZES}
-        known = type(kernel), original, repr(kernel.config), tensors, *facts.values()
-        if known not in self._numbers:
-            self._numbers[known] = len(self._kernels)
-            self._kernels.append((kernel, original, facts, tensors))
-        return self._numbers[known]
+    def _enlist(self, layer: Any, theirs: Tensor) -> None:
+        """Keep what serves the products of vLLM's weight."""
+        kept, at = self._kept, theirs.data_ptr()
+        for former in [address for address, one in kept.items() if one.layer() is layer]:
+            del kept[former]
+        names = (int4_layers.WEIGHT, int4_layers.SCALE, int4_layers.ORDER, int4_layers.BIAS)
+        weight, scale, order, bias = (attribute(layer, name) for name in names)
+        if theirs.nbytes != weight.nbytes:
+            int4_layers.keep(layer, _PADDED)
+            return
+        kept[at] = _Converted(weakref.ref(layer), weight, scale, order, bias)
+        weakref.finalize(layer, kept.pop, at, None)
 
-    def _compute(
-        self, x: Tensor, weight: Tensor, scale: Tensor, order: str, bias: Tensor | None, own_bias: Tensor | None,
-        own: list[Tensor], kernel: int,
-    ) -> Tensor:  # fmt: skip
-        def otherwise() -> Tensor:
-            of_layer, original, facts, names = self._kernels[kernel]
-            tensors = dict(zip(names, own, strict=True))
-            if _WORKSPACE in tensors and attribute(of_layer, _WORKSPACE) is not None:
-                of_layer = copy.copy(of_layer)
-                of_layer.workspace = tensors[_WORKSPACE]
-            return original(of_layer, SimpleNamespace(**facts | tensors), x, own_bias)
-
-        operands = FourBitOperands(x, weight, scale, order, bias)
-        return server_calls.four_bits_or(operands, otherwise).contiguous()
+    def find(self, own: Any, a: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[], Tensor] | None:
+        """Return what computes a product of activations [M, K] and a weight of vLLM's; None where vLLM does."""
+        kept = self._kept.get(plain(weight).data_ptr())
+        if kept is None or a.dtype != kept.scale.dtype or (bias is not None and kept.bias is None):
+            return None
+        added = None if bias is None else kept.bias
+        return partial(server_calls.four_bits_or, FourBitOperands(a, *kept[1:4], added), own)
 
 
-def _infer(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def hook(linear: Any) -> None:
+    """Serve vLLM's kernels of mixed precision, and Marlin's of nvfp4, by tuned ones. A second call does nothing.
+
+    Args:
+        linear: the module ``vllm.model_executor.kernels.linear``.
+
+    Raises:
+        AttributeError: vLLM has no such kernels or operators.
+    """
+    weights = FourBitWeights()
+
+    def read_machete(own: Any, a: Tensor, weight: Tensor, *_: Any) -> Any:
+        return weights.find(own, a, weight, None)
+
+    def read_marlin(own: Any, a: Tensor, _: None, weight: Tensor, bias: Tensor | None, *__: Any) -> Any:
+        return weights.find(own, a, weight, bias)
+
+    listed = dict.fromkeys(kind for kinds in linear._POSSIBLE_KERNELS.values() for kind in kinds)
+    of_nvfp4 = dict.fromkeys(kind for kinds in linear._POSSIBLE_NVFP4_KERNELS.values() for kind in kinds)
+    own = [kind for kind in (*listed, *of_nvfp4) if kind.__name__ in (*KERNELS, NVFP4)]
+    before_machete, before_marlin = (make_hook("vLLM", SERVED, read) for read in (read_machete, read_marlin))
+    found = [stand_before(MACHETE, before_machete), stand_before(MARLIN, before_marlin)]
+    for kind in (kind for kind in own if kind.__name__ == TRITON):
+        found.append(_name_tritons(sys.modules[kind.__module__], before_machete))
+    if not any(found):
+        raise AttributeError(f"no kernel of mixed precision is one of {', '.join(KERNELS)}")
+    for kind in own:
+        weights.convert_before(kind)
 
 
-def _tensor(kernel: Any, layer: Any, name: str) -> Any:
-    """Return a tensor of a layer, or one of its kernel's."""
-    found = attribute(layer, name)
-    return attribute(kernel, name) if found is None else found
+def _name_tritons(module: Any, hook: Callable[..., Tensor]) -> bool:
+    """Have an operator stand for the function by which vLLM's Triton kernel multiplies, which has none; return True."""
+    own = module.triton_w4a16_gemm
+    if isinstance(own, torch._ops.OpOverloadPacket):
+        return True
+
+    def infer(a: Tensor, b_q: Tensor, scales: Tensor, *_: Any) -> Tensor:
+        return a.new_empty((a.shape[0], scales.shape[1]))
+
+    module.triton_w4a16_gemm = define_opaque("vllm_w4_triton", _OF_TRITON, partial(hook, own), infer)
+    return True
 
 
 def _convert(kernel: Any, layer: Any) -> PackedWeight | str:
@@ -148,24 +163,3 @@ def _by_columns(parameter: Any) -> Tensor:
     """Return a parameter with N in front, whichever way a checkpoint has it."""
     tensor: Tensor = plain(parameter).detach()
     return tensor if parameter.output_dim == 0 else tensor.t()
-
-
-def hook(linear: Any) -> None:
-    """Serve vLLM's kernels of mixed precision, and Marlin's of nvfp4, by tuned ones. A second call does nothing.
-
-    Args:
-        linear: the module ``vllm.model_executor.kernels.linear``.
-
-    Raises:
-        AttributeError: vLLM has no such kernels.
-    """
-    listed = dict.fromkeys(kind for kinds in linear._POSSIBLE_KERNELS.values() for kind in kinds)
-    own = [kind for kind in listed if kind.__name__ in KERNELS]
-    if not own:
-        raise AttributeError(f"no kernel of mixed precision is one of {', '.join(KERNELS)}")
-    if any(is_hooked(kind.apply_weights) for kind in own):
-        return
-    kernels = FourBitKernels()
-    of_nvfp4 = dict.fromkeys(kind for kinds in linear._POSSIBLE_NVFP4_KERNELS.values() for kind in kinds)
-    for kind in (*own, *(kind for kind in of_nvfp4 if kind.__name__ == NVFP4)):
-        kernels.hook(kind)

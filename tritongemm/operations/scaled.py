@@ -46,7 +46,7 @@ class ScaledOperation(ProductOperation):
 
     def tensors(self, checked: CheckedScaled) -> Mapping[str, Tensor]:
         """Return the operands as they are."""
-        return super().tensors(checked.given)
+        return super().tensors(checked.given._replace(out=None))
 
     def read(self, checked: CheckedScaled) -> Reading | Support:
         """Return the problems of all families with such factors."""
@@ -57,6 +57,8 @@ class ScaledOperation(ProductOperation):
             return Support("an operand is empty")
         if not given.a.is_contiguous() or not (given.bias is None or given.bias.is_contiguous()):
             return Support("a or the bias is not contiguous")
+        if given.out is not None and not given.out.is_contiguous():
+            return Support("the result's memory is not contiguous")
         if given.bias is not None and given.bias.dtype != given.out_dtype:
             return Support(f"the bias is {given.bias.dtype}; kernels take {given.out_dtype}")
         result, problems = (*given.a.shape[:-1], product.n), product.problems()

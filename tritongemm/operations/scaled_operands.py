@@ -30,6 +30,7 @@ class ScaledOperands(NamedTuple):
     out_dtype: torch.dtype = torch.bfloat16
     order_b: str = PLAIN
     scale_layout: str = ""
+    out: Tensor | None = None  # dense memory that a server has for the result; the function gives new memory
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def read_product(operands: ScaledOperands) -> ScaledProduct:
     Raises:
         InputError: they do not belong together; names the operand, what it is and what it may be.
     """
-    a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout = operands
+    a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout, _ = operands
     _check_tensors(operands)
     packed = 2 if dtype_name("a", a) == "fp4e2m1" else 1
     k = int(a.shape[-1]) * packed if a.dim() else 0  # torch.jit.trace has tensors for sizes

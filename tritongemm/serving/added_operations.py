@@ -44,7 +44,7 @@ def function_of(name: str) -> Callable[..., Tensor]:
 def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
     """Return the function that computes an operation by a tuned kernel, else as it does itself."""
     operands = operation.operands
-    _, _, serve = serve_calls(operation, partial(_key_of, operation.name))
+    _, _, serve = serve_calls(operation, partial(key_of, operation.name))
     trace = define(operation, lambda *args, **named: serve(*operands(*args, **named)))
 
     def call(*args: Any, **named: Any) -> Tensor:
@@ -68,7 +68,7 @@ def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
     return call
 
 
-def _key_of(*given: Any) -> CallKey:
+def key_of(*given: Any) -> CallKey:
     """Return the key of a call; float32 has PyTorch's precision in it."""
     key: list[Any] = []
     for one in given:

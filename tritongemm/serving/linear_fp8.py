@@ -44,6 +44,7 @@ class BlockOperands(NamedTuple):
     x_scale: Tensor | None = None
     bias: Tensor | None = None
     out_dtype: torch.dtype = torch.bfloat16
+    out: Tensor | None = None  # dense memory for the product of quantised activations, which may stay unused
 
 
 def find_layout(operands: BlockOperands, near: bool) -> str | None:
@@ -53,7 +54,7 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     of another M holds too, where `serves_other_m` says so and none has this M. Where rows must be invariant, it is at
     every M the first layout of a product that has rows, whatever their M.
     """
-    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     dispatcher = default_dispatcher()
     if weight.shape not in dispatcher.scaled_weights or not x.is_cuda:
         return None
@@ -98,7 +99,7 @@ def _has_rows(resolution: Resolution, index: int) -> bool:
 
 def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
     """Yield what could be multiplied, by the layout of the activations' factors."""
-    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     if x_scale is not None:
         yield AS_IT_IS, ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
         return
@@ -110,7 +111,7 @@ def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
 
 def compute(operands: BlockOperands, layout: str) -> Tensor:
     """Return the product, with activations quantised to a layout that `find_layout` gave."""
-    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     if x_scale is None:
         q, factors = quantize(x, "block", weight.dtype, layout)
         return multiply_quantized(ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype))
@@ -141,7 +142,7 @@ def choose(operands: BlockOperands, scaled: Callable[[BlockOperands], ScaledOper
     Raises:
         InputError: operands that do not belong together.
     """
-    x, weight, weight_scale, _, bias, out_dtype = operands
+    x, weight, weight_scale, _, bias, out_dtype, _ = operands
     found: dict[Any, Any] = default_dispatcher().calls.table
     key = (
         "quantised", x.shape, x.dtype, weight.shape, weight.dtype, x.get_device(), weight_scale.shape,

@@ -145,7 +145,7 @@ def _scaled_key(
 
 
 _find_scaled, _run_scaled, _serve_scaled = serve_calls(SCALED, _scaled_key)
-_trace_scaled = define(SCALED, lambda *given: _serve_scaled(*ScaledOperands(*given)))  # PyTorch leaves out defaults
+_trace_scaled = define(SCALED, lambda *given: _serve_scaled(*ScaledOperands(*given)[:-1]))  # PyTorch omits defaults
 
 
 def multiply_quantized(given: ScaledOperands) -> Tensor:

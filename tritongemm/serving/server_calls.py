@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError, TritonGemmError
-from tritongemm.core.problem import PLAIN
 from tritongemm.core.served_call import Resolution
+from tritongemm.hip_ext.launching import native_calls
+from tritongemm.operations.contract import ProductOperation, ReadyCall
 from tritongemm.operations.linear_act import ActivatedOperands
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
-from tritongemm.serving.added_operations import linear_w4
-from tritongemm.serving.calls import NOT_TUNED, keep
+from tritongemm.serving.added_operations import key_of, linear_w4
+from tritongemm.serving.calls import NOT_TUNED, CallKey, keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.linear_fp8 import BlockOperands, compute, find_layout
 from tritongemm.serving.mixtures import fused_moe
@@ -42,62 +43,97 @@ _LEAST_GAIN: Final = 1.03  # A mixture that won such a race by 1.6 % was 3.5 % s
 _BUSY_CYCLES: Final = tuple(2_000_000 << more for more in range(6))  # from about 1 ms to 32 ms
 
 
-def product_or(operands: BlockOperands, otherwise: Callable[[], Tensor]) -> Tensor:
+class _RacedProducts:
+    """The products of one operation that servers ask for. Which kernel computes equal calls is decided once.
+
+    Args:
+        operation: that of the products.
+        pays: whether a tuned kernel computes a call, given its operands and what computes it otherwise.
+    """
+
+    def __init__(self, operation: ProductOperation, pays: Callable[[Any, Call], bool]) -> None:
+        self._operation, self._pays = operation, pays
+        self._find_compiled = self._compiled  # One object, whose address is part of a key of compiled code.
+
+    def __call__(self, given: Any, otherwise: Call) -> Tensor:
+        """Return a product, by a tuned kernel or by `otherwise`."""
+        calls = default_dispatcher().calls
+        served: Any = native_calls.serve(self._find_compiled, calls.compiled, *given)
+        if served is None:
+            served = (calls.table.get(self._key(*given)) or self._decide(given, otherwise))(*given)
+        return otherwise() if served is False else served
+
+    def _key(self, *given: Any) -> CallKey:
+        return key_of("a server's", self._operation.name, *given)
+
+    def _compiled(self, *given: Any) -> Any:
+        return native_calls.compiled_form(default_dispatcher().calls.table.get(self._key(*given)), *given)
+
+    def _decide(self, given: Any, otherwise: Call) -> ReadyCall:
+        dispatcher, key = default_dispatcher(), self._key(*given)
+        if self._pays(given, otherwise):
+            return dispatcher.resolve(self._operation, key, given)
+        if given[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+            keep(dispatcher.calls.table, key, _decline)
+        return _decline
+
+
+def _decline(*given: Any) -> Any:
+    """Return False: the server computes the call."""
+    return False
+
+
+def product_or(operands: BlockOperands, otherwise: Call) -> Tensor:
     """Return a product with scales by a tuned kernel, or by `otherwise` where no row has its M or that is faster.
 
     Where rows must be invariant, a kernel of the rows' order serves at every M, and nothing is timed.
     """
-    x, weight, weight_scale, x_scale, bias, out_dtype = operands
-    dispatcher, ready_key = default_dispatcher(), None
+    x, weight, weight_scale, x_scale, bias, out_dtype, out = operands
     if x_scale is not None:  # what is multiplied as it is has one launch, found by one look
-        ready_key = (
-            "ready", x.shape, x.stride(), x.dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
-            weight.get_device(), x_scale.shape, x_scale.stride(), x_scale.dtype, weight_scale.shape,
-            weight_scale.stride(), weight_scale.dtype, out_dtype,
-            None if bias is None else (bias.shape, bias.stride(), bias.dtype),
-        )  # fmt: skip
-        ready: Any = dispatcher.calls.table.get(ready_key)
-        if ready is not None:
-            product: Tensor = ready(x, weight, x_scale, weight_scale, bias, out_dtype, PLAIN, "")
-            return product
-    invariant = dispatcher.wants_invariant_rows
+        return _scaled(ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype, out=out), otherwise)
+    layout = _find_layout(operands, otherwise)
+    return otherwise() if layout is None else compute(operands, layout)
+
+
+def _find_layout(operands: BlockOperands, otherwise: Call) -> str | None:
+    """Return the layout of activations' factors for a tuned kernel; None where the server computes a call."""
+    x, weight, invariant = operands.x, operands.weight, default_dispatcher().wants_invariant_rows
     layout = find_layout(operands, near=invariant)
     if layout is None:
         if invariant:  # as may be while a graph is captured
             size = f"{tuple(x.shape)} by {tuple(weight.shape)}"
             warnings.warn(f"{size}: no kernel of the rows' order serves, so the server computes it", stacklevel=2)
-        return otherwise()
+        return None
     rows = x.numel() // x.shape[-1]
     key = ("product", rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, layout, x.get_device())
-    ours = partial(compute, operands, layout)
-    if not invariant and not pays(key, lambda: (ours, otherwise)):
-        return otherwise()
-    if ready_key is not None and x_scale is not None:
-        given = ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
-        dispatcher.resolve(SCALED, ready_key, given)
-    return ours()
+    return layout if invariant or pays(key, lambda: (partial(compute, operands, layout), otherwise)) else None
+
+
+def _scaled_pays(given: ScaledOperands, otherwise: Call) -> bool:
+    operands = BlockOperands(given.a, given.b, given.scale_b, given.scale_a, given.bias, given.out_dtype)
+    return _find_layout(operands, otherwise) is not None
 
 
 def four_bits_or(operands: FourBitOperands, otherwise: Call) -> Tensor:
     """Return a product of a weight of four bits by a tuned kernel, or by `otherwise` where no row serves its M or that
     is faster.
     """
-    x, weight, scale, order, bias, *_ = operands
+    return _four_bits(operands, otherwise)
+
+
+def _four_bits_pay(operands: FourBitOperands, otherwise: Call) -> bool:
+    x, weight, scale, order, *_ = operands
     dispatcher = default_dispatcher()
-    kind = x.dtype, (weight.shape[0], x.shape[-1]), scale.shape, order, x.get_device()
-    key = ("four bits", x.shape, bias is None, *kind)
-    table: dict[Any, Any] = dispatcher.calls.table
-    known: bool | None = table.get(key)
-    if known is None:
-        if not dispatcher.packed_weights or not x.is_cuda:
-            return otherwise()
-        resolution = dispatcher.ask(FOUR_BIT_LAYER, FOUR_BIT_LAYER.check(operands)).resolution
-        known = resolution.kind not in NOT_TUNED
-        if resolution.lasting:
-            keep(table, key, known)
-    ours = partial(linear_w4, *operands[:5])
-    of_race = ("product", (x.numel() // x.shape[-1]).bit_length(), x.dtype, *kind[1:])
-    return (ours if known and pays(of_race, lambda: (ours, otherwise)) else otherwise)()
+    if not dispatcher.packed_weights or not x.is_cuda:
+        return False
+    resolution = dispatcher.ask(FOUR_BIT_LAYER, FOUR_BIT_LAYER.check(operands)).resolution
+    sizes = weight.shape[0], x.shape[-1]
+    key = ("product", (x.numel() // sizes[1]).bit_length(), x.dtype, sizes, scale.shape, order, x.get_device())
+    return resolution.kind not in NOT_TUNED and pays(key, lambda: (partial(linear_w4, *operands), otherwise))
+
+
+_scaled: Final = _RacedProducts(SCALED, _scaled_pays)
+_four_bits: Final = _RacedProducts(FOUR_BIT_LAYER, _four_bits_pay)
 
 
 def activated_or(operands: ActivatedOperands, otherwise: Call) -> Tensor:

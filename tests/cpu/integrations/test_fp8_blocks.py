@@ -1,6 +1,7 @@
 """fp8 layers in blocks of vLLM and SGLang: tuned kernels stand before the servers' own, which compute the rest."""
 
 import logging
+import pkgutil
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from tests.support.fakes import servers
 from tests.support.linear_layers import StandInKernel, name_table, record, run_on_cpu, stand_in_kernels
 from tests.support.nouns import Caplog, Config, Patch, Problem, Record
 from tests.support.products import product
-from tritongemm.integrations import process, sglang, vllm
+from tritongemm.integrations import compiled, process, sglang, vllm, vllm_fp8
 from tritongemm.serving import server_calls
 from tritongemm.serving.device_kernels import DeviceKernels
 from tritongemm.serving.dispatcher import Dispatcher
@@ -86,7 +87,7 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
 ) -> None:
     calls = next(tuned)
     for kind, quantised in zip(kinds, (True, False), strict=True):
-        kernel = kind(SimpleNamespace(out_dtype=torch.bfloat16))
+        kernel = kind()
         for given in (operands(3, quantised=quantised), operands(M, 128, quantised), operands(3, 128, quantised)):
             assert bool((kernel.apply_block_scaled_mm(*given) == kind.answer).all()) and not calls
         assert bool((kernel.apply_block_scaled_mm(*operands(M, quantised=quantised)) == 3).all())
@@ -97,15 +98,14 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
             result: Tensor = kernel.apply_block_scaled_mm(a, b, scale_a, scale_b)
             return result
 
-        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+        traced = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
         for rows, wanted in ((3, kind.answer), (M, 3.0), (5, kind.answer)):
             a, _, of_a, _ = operands(rows, quantised=quantised)
-            assert bool((compiled(a, of_a) == wanted).all())
+            assert bool((traced(a, of_a) == wanted).all())
         calls.clear()
-    moved = kinds[0](SimpleNamespace(result_dtype=torch.bfloat16))  # as of a version that has another name for it
-    moved.config.out_dtype = torch.bfloat16
-    assert bool((moved.apply_block_scaled_mm(*operands(M)) == kinds[0].answer).all()) and not calls
-    assert "no attribute 'out_dtype'); it is computed as without tuned kernels" in caplog.text
+    with pytest.raises(TypeError):  # of another version: read as the hook knows it, then given to the operator
+        torch.ops.vllm.fp8_gemm_nt_op.default._op._hook(lambda: None, *operands(M))
+    assert not calls
 
 
 @pytest.mark.parametrize("order", ["", f"1x{K} blocks of 128 by wgmma"])
@@ -134,7 +134,7 @@ def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_n
     kind, _ = servers.install_vllm_blocks(monkeypatch)
     vllm.register()
     assert ("no row states its order" in caplog.text) == (not order)
-    kernel = kind(SimpleNamespace(out_dtype=torch.bfloat16))
+    kernel = kind()
     assert bool((kernel.apply_block_scaled_mm(*operands(M)) == wanted).all()) and len(calls) == bool(order)
     assert bool((kernel.apply_block_scaled_mm(*operands(M, 128)) == 5).all()) and len(calls) == bool(order)
 
@@ -142,10 +142,10 @@ def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_n
 def test_parameters_of_a_servers_class_reach_tuned_kernels_as_plain_tensors(
     kinds: Any, tuned: Iterator[list[BlockOperands]]
 ) -> None:
-    calls, kernel, (a, b, of_a, of_b) = next(tuned), kinds[0](SimpleNamespace(out_dtype=torch.bfloat16)), operands(M)
+    calls, kernel, (a, b, of_a, of_b) = next(tuned), kinds[0](), operands(M)
     weight, scale = servers.ServerParameter(b), servers.ServerParameter(of_b)
-    compiled = torch.compile(lambda a, of_a: kernel.apply_block_scaled_mm(a, weight, of_a, scale), backend="eager")
-    for result in (kernel.apply_block_scaled_mm(a, weight, of_a, scale), compiled(a, of_a)):
+    traced = torch.compile(lambda a, of_a: kernel.apply_block_scaled_mm(a, weight, of_a, scale), backend="eager")
+    for result in (kernel.apply_block_scaled_mm(a, weight, of_a, scale), traced(a, of_a)):
         given = calls.pop()
         assert bool((result == 3).all()) and type(given.weight) is type(given.weight_scale) is Tensor
         assert given.weight.data_ptr() == b.data_ptr()
@@ -162,7 +162,7 @@ def test_a_capture_sees_compiled_layers(
     kind, _ = servers.install_vllm_blocks(monkeypatch)
     servers.install_vllm_mixtures(monkeypatch)
     vllm.register()
-    kernel, (a, b, of_a, of_b) = kind(SimpleNamespace(out_dtype=torch.bfloat16)), operands(M, 128)
+    kernel, (a, b, of_a, of_b) = kind(), operands(M, 128)
     layer = torch.compile(kernel.apply_block_scaled_mm, fullgraph=True, backend="eager", dynamic=True)
     assert bool((layer(a, b, of_a, of_b) == 3).all()) and len(next(tuned)) == 1
     assert envs.environment_variables["TRITONGEMM_CONFIG"]() == "capture"
@@ -170,33 +170,30 @@ def test_a_capture_sees_compiled_layers(
 
 def test_vllms_layers_with_a_factor_per_row(kinds: Any, tuned: Iterator[list[BlockOperands]]) -> None:
     calls = next(tuned)
-    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
-
-    kernel = cutlass.CutlassFP8ScaledMMLinearKernel()
 
     def layer(a: Tensor, n: int = N) -> Tensor:
         factors, b = (torch.ones(a.shape[0], 1), torch.ones(n, 1)), torch.ones(n, K).to(FP8).t()
-        given = {"A": a, "B": b, "out_dtype": torch.bfloat16, "As": factors[0], "Bs": factors[1], "bias": None}
-        result: Tensor = kernel.apply_scaled_mm(**given, output_shape=[1, a.shape[0], kernel.logical_output_size])
-        return result
+        out = a.new_empty((a.shape[0], n), dtype=torch.bfloat16)
+        torch.ops._C.cutlass_scaled_mm(out, a, b, *factors, bias=None)
+        return out
 
     rows = {count: torch.ones(count, K).to(FP8) for count in (3, M, 5)}
-    compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
-    for call in (layer, compiled):
+    traced = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+    for call in (layer, traced):
         for count, a in rows.items():
             result = call(a)
-            assert result.shape == (1, count, N) and bool((result == (3 if count == M else 4)).all())
+            assert result.shape == (count, N) and bool((result == (3 if count == M else 4)).all())
     assert calls[0].weight.shape == (N, K) and calls[0].weight_scale.shape == (N, 1) and len(calls) == 2
-    kernel.logical_output_size = 255  # padded
-    assert bool((layer(rows[M]) == 4).all()) and len(calls) == 2
-    kernel.logical_output_size = 128
     assert bool((layer(rows[M], 128) == 4).all()) and len(calls) == 2
+    a, b, of_a, of_b = operands(M)
+    torch.ops._C.cutlass_scaled_mm(torch.empty(M, N), a, b.t(), of_a, of_b.t(), None)
+    assert calls[2].weight_scale.shape == (N // 128, K // 128)  # in blocks
 
 
 def test_another_vllm_keeps_its_own_kernels(table: Dispatcher, monkeypatch: Patch, caplog: Caplog) -> None:
     servers.install_vllm(monkeypatch)
-    for kind in servers.install_vllm_blocks(monkeypatch):
-        del kind.apply_block_scaled_mm
+    servers.install_vllm_blocks(monkeypatch)
+    monkeypatch.setattr(vllm_fp8, "OPERATORS", {"vllm::moved": vllm_fp8.OPERATORS["_C::cutlass_scaled_mm"]})
     with caplog.at_level(logging.ERROR, "tritongemm"):
         vllm.register()
     assert "tuned kernels serve no fp8 layer" in caplog.text
@@ -204,10 +201,10 @@ def test_another_vllm_keeps_its_own_kernels(table: Dispatcher, monkeypatch: Patc
 
 def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch: Patch) -> None:
     servers.install_vllm(monkeypatch)
-    kinds = servers.install_vllm_blocks(monkeypatch)
-    before = [kind.apply_block_scaled_mm for kind in kinds]
+    servers.install_vllm_blocks(monkeypatch)
+    before = torch.ops._C.cutlass_scaled_mm._op
     vllm.register()
-    assert [kind.apply_block_scaled_mm for kind in kinds] == before
+    assert torch.ops._C.cutlass_scaled_mm._op is before
 
 
 def test_sglangs_method_computes_what_no_row_holds_for(
@@ -272,21 +269,13 @@ def test_weights_in_blocks_are_known(table: Dispatcher) -> None:
 @pytest.mark.servers
 def test_the_real_servers(table: Dispatcher, monkeypatch: Patch) -> None:
     linear = pytest.importorskip("vllm.model_executor.kernels.linear", exc_type=ImportError)
-    from tritongemm.integrations import vllm_fp8
-
-    kinds = {kind for group in linear._POSSIBLE_FP8_BLOCK_KERNELS.values() for kind in group}
-    for kind in (kind for kind in kinds if "apply_block_scaled_mm" in vars(kind)):
-        monkeypatch.setattr(kind, "apply_block_scaled_mm", vars(kind)["apply_block_scaled_mm"])
+    assert hasattr(linear, "_POSSIBLE_KERNELS")
+    names = [name.replace("::", ".") for name in vllm_fp8.OPERATORS if "aiter" not in name]
+    for every in (pkgutil.resolve_name(f"torch:ops.{name}") for name in names):
+        for one in (every, every.default):
+            monkeypatch.setattr(one, "_op", one._op)
     vllm_fp8.hook()
-    from vllm.model_executor.kernels.linear.scaled_mm import cutlass
-
-    kind = cutlass.CutlassFP8ScaledMMLinearKernel
-    monkeypatch.setattr(kind, "apply_scaled_mm", kind.apply_scaled_mm)
-    vllm_fp8.hook_rows()
-    assert process.is_hooked(kind.apply_scaled_mm)
-    methods = {kind.__name__: getattr(kind, "apply_block_scaled_mm", None) for kind in kinds}
-    names = {name for name, method in methods.items() if process.is_hooked(method)}
-    assert {"TritonFp8BlockScaledMMKernel", "DeepGemmFp8BlockScaledMMKernel"} <= names
+    assert all(isinstance(pkgutil.resolve_name(f"torch:ops.{name}.default._op"), compiled._Before) for name in names)
 
 
 def hold(monkeypatch: Patch, dispatcher: Dispatcher, row: Record) -> DeviceKernels:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import tritongemm
+from tests.support.fakes import servers
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
 from tests.support.linear_layers import StandInKernel, name_table, problem, record, run_on_cpu, stand_in_kernels
 from tests.support.nouns import Caplog, Groups, Patch
@@ -360,3 +361,29 @@ def test_inductor_calls_what_is_served(unloaded: Dispatcher, monkeypatch: Patch)
             results = layers(torch.randn(rows, 64, dtype=torch.bfloat16))
             assert all(bool((result == 3).all()) for result in results)
     assert seen == [call for m in (3, 5) for call in ((m, 64, 64, 16, 1, m, 16), (m, 64, 64, 16, 1, 16, m, 16))]
+
+
+@pytest.mark.heavy
+def test_inductor_calls_operators_by_name(monkeypatch: Patch) -> None:
+    servers.install_vllm_blocks(monkeypatch)
+    servers.install_vllm_int4(monkeypatch)
+    rows: list[int] = []
+
+    def hook(own: Any, *given: Any) -> Any:
+        rows.append(given[0].shape[0])
+        return own(*given)
+
+    assert not compiled.stand_before("_C::moved", hook)
+    assert all(compiled.stand_before(name, hook) for name in ("_C::cutlass_scaled_mm", "_C::marlin_gemm"))
+    packed, weight = torch.full((4,), 6, dtype=torch.int32), torch.ones(256, 128).to(FP8)
+
+    def layers(x: Tensor, scale: Tensor, of_weight: Tensor) -> Tensor:
+        out = torch.empty(x.shape[0], 256)
+        torch.ops._C.cutlass_scaled_mm(out, x.to(FP8), weight.t(), scale, of_weight, bias=None)
+        return out * torch.ops._C.marlin_gemm(x, None, packed, None, 256).relu()
+
+    traced = torch.compile(layers, dynamic=True, fullgraph=True)
+    with torch.inference_mode():
+        for m in (3, 5):
+            assert bool((traced(torch.ones(m, 128), torch.ones(m, 1), torch.ones(256, 1)) == 24).all())
+    assert rows == [3, 3, 5, 5]  # and none while it was traced

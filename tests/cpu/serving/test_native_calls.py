@@ -258,7 +258,7 @@ def test_other_operations_write_to_new_memory_or_to_the_given_memory(served: tup
     read: Any = type("Read", (), {"tensors": tensors, "result": ((M, N), torch.bfloat16)})
     of_scaled = OperandCall(SCALED, scaled, read, lambda *_: torch.zeros(1), gpu, device)
     dispatcher.calls.table[products._batch_key(*given)] = of_batch
-    dispatcher.calls.table[products._scaled_key(*scaled)] = of_scaled
+    dispatcher.calls.table[products._scaled_key(*scaled[:8])] = of_scaled
     for _ in range(3):
         assert tritongemm.bmm(given.a, given.b, out=out) is out
         torch.testing.assert_close(out[0], x @ w.T)
@@ -276,7 +276,7 @@ def test_functions_with_a_general_key_are_served_too(served: tuple[Dispatcher, H
     ready = OperandCall(
         LINEAR_ACT, given, reading, LINEAR_ACT.make_fallback(given), gpu, linear_layers.stand_in_device()
     )
-    dispatcher.calls.table[added_operations._key_of("linear_act", *given)] = ready
+    dispatcher.calls.table[added_operations.key_of("linear_act", *given)] = ready
     with torch.no_grad():
         check(lambda x, w: tritongemm.linear_act(x, w, "relu"), (x, w))  # the kernel that stands in has no activation
     assert len(gpu.launched) == 3 and tritongemm.linear_act(x, w[1:], "relu").shape == (M, N - 1)

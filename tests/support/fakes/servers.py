@@ -89,40 +89,86 @@ def install_vllm_mixtures(monkeypatch: pytest.MonkeyPatch) -> Any:
     return _module(monkeypatch, f"{place}.fused_moe.modular_kernel", **kinds)
 
 
+@functools.cache
+def _define(name: str, schema: str, compute: Any, infer: Any = None) -> torch.library.Library:
+    """An operator of a server, which exists from now on, for tensors of a CPU."""
+    namespace, _, operator = name.partition("::")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define(operator + schema)
+    library.impl(operator, compute, "CPU")
+    torch.library.register_fake(name, infer or compute, lib=library)
+    return library
+
+
+def _install_operators(monkeypatch: pytest.MonkeyPatch, operators: dict[str, tuple[Any, ...]]) -> None:
+    """Operators of a server; what stands before them is gone after the test."""
+    for name, facts in operators.items():
+        _define(name, *facts)
+        every = pkgutil.resolve_name(f"torch:ops.{name.replace('::', '.')}")
+        for one in (every, every.default):
+            monkeypatch.setattr(one, "_op", one._op)
+
+
+def _deep_gemm(a: Tensor, of_a: Tensor, w: Tensor, of_w: Tensor, output: Tensor, use_e8m0: bool) -> None:
+    output.fill_(5.0)
+
+
+def _cutlass(out: Tensor, a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None) -> None:
+    out.fill_(4.0)
+
+
+def _flashinfer(x: Tensor, w: Tensor, of_w: Tensor) -> Tensor:
+    return x.new_full((x.shape[0], w.shape[0]), 6.0, dtype=torch.bfloat16)
+
+
+def _marlin(a: Tensor, c: Tensor | None, w: Tensor, bias: Tensor | None, size_n: int) -> Tensor:
+    answer = a.new_zeros((a.shape[0], size_n)) + w.flatten()[0].to(a.dtype)
+    return answer if bias is None else answer + bias.flip(0)
+
+
+_FP8: dict[str, tuple[Any, ...]] = {
+    "vllm::fp8_gemm_nt_op": (
+        "(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, Tensor(a!) output, bool e8m0) -> ()",
+        _deep_gemm,
+    ),
+    "vllm::flashinfer_fp8_blockscale_gemm": (
+        "(Tensor input, Tensor weight, Tensor weight_scale) -> Tensor",
+        _flashinfer,
+    ),
+    "_C::cutlass_scaled_mm": (
+        "(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()",
+        _cutlass,
+    ),
+}
+_INT4: dict[str, tuple[Any, ...]] = {
+    "_C::marlin_gemm": (
+        "(Tensor a, Tensor? c_or_none, Tensor b_q_weight, Tensor? b_bias_or_none, SymInt size_n) -> Tensor",
+        _marlin,
+    )
+}
+
+
 def install_vllm_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """Two classes of vLLM's kernels for fp8 in blocks: one of activations that are quantised before, one of others."""
+    _install_operators(monkeypatch, _FP8)
 
     class BlockKernel:
         answer = 5.0
 
-        def __init__(self, config: Any) -> None:
-            self.config = config
+        def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
+            output = A.new_empty((A.shape[0], B.shape[0]), dtype=torch.bfloat16)
+            torch.ops.vllm.fp8_gemm_nt_op(A, As, B, Bs, output, False)
+            return output
+
+    class FlashInferKernel:
+        answer = 6.0
 
         def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
-            return A.new_full((A.shape[0], B.shape[0]), self.answer, dtype=self.config.out_dtype)
+            result: Tensor = torch.ops.vllm.flashinfer_fp8_blockscale_gemm(A, B, Bs)
+            return result
 
-    class DynamicKernel(BlockKernel):
-        answer, apply_block_scaled_mm = 6.0, BlockKernel.apply_block_scaled_mm
-
-    kinds = BlockKernel, DynamicKernel
-    tables = {"CUDA": [DynamicKernel, BlockKernel], "ROCM": [BlockKernel]}
-    _module(monkeypatch, "vllm.model_executor.kernels.linear", _POSSIBLE_FP8_BLOCK_KERNELS=tables)
-
-    class CutlassFP8ScaledMMLinearKernel:
-        logical_output_size = 256
-
-        def apply_scaled_mm(
-            self, *, A: Tensor, B: Tensor, out_dtype: Any, As: Any, Bs: Any, bias: Any, output_shape: list[int]
-        ) -> Tensor:
-            return cutlass_scaled_mm(A, B, out_dtype)[:, : self.logical_output_size].reshape(output_shape)
-
-    def cutlass_scaled_mm(a: Tensor, b: Tensor, out_dtype: torch.dtype, **others: Any) -> Tensor:
-        return a.new_full((a.shape[0], b.shape[1]), 4.0, dtype=out_dtype)
-
-    ops, place = SimpleNamespace(cutlass_scaled_mm=cutlass_scaled_mm), "vllm.model_executor.kernels.linear.scaled_mm"
-    kind = CutlassFP8ScaledMMLinearKernel
-    _module(monkeypatch, f"{place}.cutlass", CutlassFP8ScaledMMLinearKernel=kind, ops=ops)
-    return kinds
+    _module(monkeypatch, "vllm.model_executor.kernels.linear")
+    return BlockKernel, FlashInferKernel
 
 
 def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -165,6 +211,7 @@ def install_sglang_experts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def install_vllm_int4(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """A kernel of vLLM's for int4, which answers 6, of its own weight, and its bias, which it reverses; and another."""
+    _install_operators(monkeypatch, _INT4)
 
     class MarlinLinearKernel:
         w_q_name, w_s_name, w_zp_name, w_gidx_name = "qweight", "scales", "qzeros", None
@@ -176,16 +223,15 @@ def install_vllm_int4(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
             return layer.qweight, layer.scales, getattr(layer, "qzeros", None), None
 
         def process_weights_after_loading(self, layer: Any) -> None:
-            layer.qweight = torch.nn.Parameter(torch.full((3,), 6), requires_grad=False)
+            layer.qweight = torch.nn.Parameter(torch.full_like(layer.qweight, 6), requires_grad=False)
             layer.scales = torch.nn.Parameter(torch.empty(1), requires_grad=False)
-            self.workspace = torch.zeros(1)
             if layer.bias is not None:
                 layer.bias.data = layer.bias.data.flip(0)
 
         def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-            answer = x.new_empty(x.shape[0], self.config.partition_weight_shape[1]).fill_(0) + layer.qweight[0]
-            self.workspace.add_(1)
-            return answer.to(x.dtype) if bias is None else (answer + bias.flip(0)).to(x.dtype)
+            k, n = self.config.partition_weight_shape
+            result: Tensor = torch.ops._C.marlin_gemm(x.reshape(-1, k), None, layer.qweight, bias, n)
+            return result
 
     class HummingLinearKernel(MarlinLinearKernel):
         pass
@@ -194,12 +240,12 @@ def install_vllm_int4(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
         config = None
 
         def process_weights_after_loading(self, layer: Any) -> None:
-            for name in ("weight", "weight_scale", "weight_global_scale"):
-                setattr(layer, name, torch.nn.Parameter(torch.full((1,), 6.0), requires_grad=False))
-            layer.workspace = torch.zeros(1)
+            layer.weight = torch.nn.Parameter(torch.full_like(layer.weight, 6), requires_grad=False)
 
         def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-            return x.new_full((x.shape[0], layer.output_size_per_partition), 0) + layer.weight.to(x.dtype)
+            n = layer.output_size_per_partition
+            result: Tensor = torch.ops._C.marlin_gemm(x, None, layer.weight, bias, n)
+            return result
 
     tables: dict[str, Any] = {"_POSSIBLE_KERNELS": {"CUDA": [MarlinLinearKernel, HummingLinearKernel]}}
     tables["_POSSIBLE_NVFP4_KERNELS"] = {"CUDA": [MarlinNvFp4LinearKernel]}

@@ -44,7 +44,7 @@ _PLACES = {"input": 0, "x": 0, "weight": 1, "w": 1, "bias": 2, "out_dtype": 3}  
 
 def _product(operands: Any) -> tuple[str, Any]:
     """Return which call of ours a product of a server with scales is, and its arguments."""
-    x, weight, weight_scale, x_scale, bias, out_dtype = operands
+    x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     if x_scale is None:
         return "tritongemm.linear_fp8", (x, weight, weight_scale, bias, out_dtype)
     return "tritongemm.scaled_mm", (x, weight, x_scale, weight_scale, bias, out_dtype)

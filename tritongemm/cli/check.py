@@ -43,6 +43,11 @@ class _Source:
     damaged: tuple[str, ...]  # names of entries and rows that can't be read at all, with the reason
 
     @property
+    def conflicts(self) -> list[str]:
+        """A line for each product whose results add up in several orders."""
+        return list(tuned_rows.list_conflicts(claim.record for claim in self.claims))
+
+    @property
     def is_library(self) -> bool:
         """Whether it is a library of kernels."""
         return storage.is_library(self.path)
@@ -66,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
             left -= _repair(source, stale, here, pool, args.timeout)
     finally:
         pool.close()
-    return shell.WRONG if left or source.damaged else shell.DONE
+    return shell.WRONG if left or source.damaged or source.conflicts else shell.DONE
 
 
 def parser() -> arguments.Parser:
@@ -104,6 +109,8 @@ def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bo
     if rows:
         shell.answer_table(_COLUMNS, rows, _WORDS)
     shell.report_alike((f"damaged: {line}" for line in source.damaged), verbose)
+    for line in source.conflicts:
+        shell.report(line)
     for line in tuned_rows.list_calls([one.claim.record for one in found], every=False):
         shell.report(line)
     counts = Counter(one.state for one in found) + Counter({checking.DAMAGED: len(source.damaged)})

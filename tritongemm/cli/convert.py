@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tritongemm.cli import arguments, options, shell
+from tritongemm.cli import arguments, options, shell, tuned_rows
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
@@ -44,6 +44,10 @@ def main(argv: Sequence[str]) -> int:
                 + "".join(f"; {note}" for note in found.notes[:1])
                 + "; files of one format are merged into another of it, which --to names"
             )
+        if isinstance(format_, ResultsFormat) and (
+            clash := next(tuned_rows.list_conflicts(found.records.values()), "")
+        ):
+            raise InputError(f"{', '.join(args.files)}: {clash}; keep them in files apart")
         base, notes = _merge(format_, files_there, found.merged, args.family)
         written = tuned_file.write(output, format_, found.records.values(), base, family=args.family)
     said = [f"left out: {note}" for note in found.notes] + [f"merging: {note}" for note in notes]

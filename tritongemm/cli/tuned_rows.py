@@ -1,4 +1,4 @@
-"""Holds what commands take from tuned rows: the architecture of all, and which calls they serve."""
+"""Holds what commands take from tuned rows: the architecture of all, which calls they serve, and orders that clash."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +25,19 @@ def list_calls(records: Sequence[Record], every: bool = True) -> Iterator[str]:
         which = "these results" if count == len(records) else f"{count} of {len(records)} results"
         unless = "are predictions, which serve no call; measured on a GPU they" if predicted else ""
         yield " ".join(filter(None, (which, unless, "serve", calls)))
+
+
+def list_conflicts(records: Iterable[Record]) -> Iterator[str]:
+    """Yield a line for each product on a device whose records state several orders of additions."""
+    orders: dict[tuple[str, str, int], dict[str, Record]] = {}
+    for record in records:
+        which = record.problem.at(1).product, record.target, record.compute_units
+        if record.order:
+            orders.setdefault(which, {}).setdefault(f"{record.order}, bits {record.row_bits}", record)
+    for (product, *_), found in orders.items():
+        if len(found) > 1:
+            listed = "; ".join(f"{what} at M {record.problem.m}" for what, record in found.items())
+            yield f"{product} has results of several orders of additions, so none serves invariant rows: {listed}"
 
 
 def _is_other(record: Record) -> bool:

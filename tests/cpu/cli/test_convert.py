@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.support.foreign_rows import AITER_HEADER as HEADER
 from tests.support.nouns import Capsys, Defaults, Patch, Problem, each, matrices, registry, results_format
 from tests.support.stores import ONE, TWO, record, rows, take
-from tritongemm.cli import convert
+from tritongemm.cli import check, convert
 from tritongemm.results import tuned_file
 from tritongemm.system import locks
 from tritongemm.tune.requested_run import TuningStopped, merging
@@ -74,6 +75,18 @@ def test_results_of_one_thing_are_reported_once(tmp_path: Path) -> None:
     assert convert.main([*map(str, paths), "-o", str(tmp_path / "all.yaml")]) == 0
     rows = sizes.from_file(tmp_path / "all.yaml", Defaults())
     assert [row.record and row.record.seconds for row in rows] == [1e-5, 1e-5]
+
+
+def test_two_orders_of_one_product_are_a_named_conflict(tmp_path: Path, capsys: Capsys) -> None:
+    split, output = replace(record(ONE.at(7)), order="2x1024", row_bits="b"), tmp_path / "all.yaml"
+    paths = [str(tmp_path / "unsplit.yaml"), str(tmp_path / "split.yaml")]
+    for path, one in zip(paths, (replace(record(ONE), order="1x2048", row_bits="a"), split), strict=True):
+        Path(path).write_text(results_format().write([one]), encoding="utf-8")
+    assert convert.main([*paths, "-o", str(output)]) == 2 and not output.exists()
+    named = f"several orders of additions, so none serves invariant rows: 1x2048, bits a at M {ONE.m}; 2x1024"
+    assert named in capsys.readouterr().err
+    output.write_text(Path(paths[0]).read_text() + results_format().write([split]).splitlines()[-1] + "\n")
+    assert check.main([str(output)]) == 1 and named in capsys.readouterr().err
 
 
 @each("first", ["range.yaml", "exact.yaml"])

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
+from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import PADDED_ROWS, SCALED_BLOCK
 from tritongemm.core.served_call import INVARIANT, Resolution
 from tritongemm.core.support import Support
 from tritongemm.operations.checks import check_tensors, check_values
@@ -31,6 +33,7 @@ from tritongemm.serving.traced_operations import define
 
 LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
 AS_IT_IS = "as it is"  # activations that are quantised already
+COPIED = "copied"  # such activations, whose factors are copied to where the rows want them
 _NEAR = "near"
 _UNKNOWN: Final = "unknown"
 
@@ -50,7 +53,8 @@ class BlockOperands(NamedTuple):
 def find_layout(operands: BlockOperands, near: bool) -> str | None:
     """Return the layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
 
-    Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`. With `near` a row
+    Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`; else where a row
+    wants those of a group padded, as DeepGEMM does: `COPIED`. With `near` a row
     of another M holds too, where `serves_other_m` says so and none has this M. Where rows must be invariant, it is at
     every M the first layout of a product that has rows, whatever their M.
     """
@@ -101,12 +105,26 @@ def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
     """Yield what could be multiplied, by the layout of the activations' factors."""
     x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     if x_scale is not None:
-        yield AS_IT_IS, ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
+        one = ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
+        yield AS_IT_IS, one
+        m, by_groups = x_scale.shape[0], x_scale.dim() == 2 and 1 in (x_scale.shape[0], x_scale.stride(0))
+        if by_groups and m % PADDED_ROWS and x_scale.shape[1] == cdiv(x.shape[-1], SCALED_BLOCK):
+            yield COPIED, one._replace(scale_a=_make_padded(x_scale))
         return
     q = torch.empty_like(x, dtype=weight.dtype)
     for layout in LAYOUTS:
         factors = empty_factors(x, "block", layout)
         yield layout, ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype)
+
+
+def copy_factors(given: ScaledOperands) -> ScaledOperands:
+    """Return operands with activations' factors [M, groups] where those of one group are padded to 16 bytes."""
+    return given._replace(scale_a=_make_padded(given.scale_a).copy_(given.scale_a))
+
+
+def _make_padded(factors: Tensor) -> Tensor:
+    strides = 1, round_up(factors.shape[0], PADDED_ROWS)
+    return torch.empty_strided(factors.shape, strides, dtype=factors.dtype, device=factors.device)
 
 
 def compute(operands: BlockOperands, layout: str) -> Tensor:
@@ -115,7 +133,8 @@ def compute(operands: BlockOperands, layout: str) -> Tensor:
     if x_scale is None:
         q, factors = quantize(x, "block", weight.dtype, layout)
         return multiply_quantized(ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype))
-    return scaled_mm(x, weight, x_scale, weight_scale, bias, out_dtype)
+    given = ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
+    return scaled_mm(*(copy_factors(given) if layout == COPIED else given)[:6])
 
 
 TYPES: Final = (torch.bfloat16, torch.float16)  # of activations; float32 has a precision that may change

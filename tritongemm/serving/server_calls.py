@@ -31,7 +31,7 @@ from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.serving.added_operations import key_of, linear_w4
 from tritongemm.serving.calls import NOT_TUNED, CallKey, keep
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.linear_fp8 import BlockOperands, compute, find_layout
+from tritongemm.serving.linear_fp8 import COPIED, BlockOperands, compute, copy_factors, find_layout
 from tritongemm.serving.mixtures import fused_moe
 from tritongemm.system import settings
 
@@ -48,11 +48,15 @@ class _RacedProducts:
 
     Args:
         operation: that of the products.
-        pays: whether a tuned kernel computes a call, given its operands and what computes it otherwise.
+        read: returns the operands as a tuned kernel reads them, perhaps copied; None where the server computes a call.
+            It is given the operands and what computes the call otherwise.
+        copy: copies operands so.
     """
 
-    def __init__(self, operation: ProductOperation, pays: Callable[[Any, Call], bool]) -> None:
-        self._operation, self._pays = operation, pays
+    def __init__(
+        self, operation: ProductOperation, read: Callable[[Any, Call], Any], copy: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._operation, self._read, self._copy = operation, read, copy
         self._find_compiled = self._compiled  # One object, whose address is part of a key of compiled code.
 
     def __call__(self, given: Any, otherwise: Call) -> Tensor:
@@ -70,12 +74,19 @@ class _RacedProducts:
         return native_calls.compiled_form(default_dispatcher().calls.table.get(self._key(*given)), *given)
 
     def _decide(self, given: Any, otherwise: Call) -> ReadyCall:
-        dispatcher, key = default_dispatcher(), self._key(*given)
-        if self._pays(given, otherwise):
-            return dispatcher.resolve(self._operation, key, given)
-        if given[0].is_cuda and not torch.cuda.is_current_stream_capturing():
-            keep(dispatcher.calls.table, key, _decline)
-        return _decline
+        dispatcher, read = default_dispatcher(), self._read(given, otherwise)
+        ready: ReadyCall = _decline
+        if read is not None:
+            ready = dispatcher.resolve(self._operation, self._key(*read), read)
+            if read is not given:
+                ready = partial(self._call_copied, ready)
+        if read is not given and given[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+            keep(dispatcher.calls.table, self._key(*given), ready)
+        return ready
+
+    def _call_copied(self, ready: ReadyCall, *given: Any) -> Tensor:
+        assert self._copy is not None
+        return ready(*self._copy(self._operation.operands(*given)))
 
 
 def _decline(*given: Any) -> Any:
@@ -109,9 +120,10 @@ def _find_layout(operands: BlockOperands, otherwise: Call) -> str | None:
     return layout if invariant or pays(key, lambda: (partial(compute, operands, layout), otherwise)) else None
 
 
-def _scaled_pays(given: ScaledOperands, otherwise: Call) -> bool:
+def _read_scaled(given: ScaledOperands, otherwise: Call) -> ScaledOperands | None:
     operands = BlockOperands(given.a, given.b, given.scale_b, given.scale_a, given.bias, given.out_dtype)
-    return _find_layout(operands, otherwise) is not None
+    layout = _find_layout(operands, otherwise)
+    return None if layout is None else copy_factors(given) if layout == COPIED else given
 
 
 def four_bits_or(operands: FourBitOperands, otherwise: Call) -> Tensor:
@@ -121,19 +133,21 @@ def four_bits_or(operands: FourBitOperands, otherwise: Call) -> Tensor:
     return _four_bits(operands, otherwise)
 
 
-def _four_bits_pay(operands: FourBitOperands, otherwise: Call) -> bool:
+def _read_four_bits(operands: FourBitOperands, otherwise: Call) -> FourBitOperands | None:
     x, weight, scale, order, *_ = operands
     dispatcher = default_dispatcher()
     if not dispatcher.packed_weights or not x.is_cuda:
-        return False
+        return None
     resolution = dispatcher.ask(FOUR_BIT_LAYER, FOUR_BIT_LAYER.check(operands)).resolution
     sizes = weight.shape[0], x.shape[-1]
     key = ("product", (x.numel() // sizes[1]).bit_length(), x.dtype, sizes, scale.shape, order, x.get_device())
-    return resolution.kind not in NOT_TUNED and pays(key, lambda: (partial(linear_w4, *operands), otherwise))
+    if resolution.kind in NOT_TUNED or not pays(key, lambda: (partial(linear_w4, *operands), otherwise)):
+        return None
+    return operands
 
 
-_scaled: Final = _RacedProducts(SCALED, _scaled_pays)
-_four_bits: Final = _RacedProducts(FOUR_BIT_LAYER, _four_bits_pay)
+_scaled: Final = _RacedProducts(SCALED, _read_scaled, copy_factors)
+_four_bits: Final = _RacedProducts(FOUR_BIT_LAYER, _read_four_bits)
 
 
 def activated_or(operands: ActivatedOperands, otherwise: Call) -> Tensor:

@@ -24,8 +24,8 @@ M, N, K = 16, 256, 512
 FP8 = torch.float8_e4m3fn
 
 
-def problem() -> Problem:
-    return product("a8w8_blockscale", M, N, K, "fp8e4m3fn")
+def problem(m: int = M, scales: str = "block") -> Problem:
+    return product("a8w8_blockscale", m, N, K, "fp8e4m3fn", scales)
 
 
 def write_table(tmp_path: Any, monkeypatch: Patch, **facts: Any) -> None:
@@ -333,3 +333,22 @@ def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: P
             result = server_calls.product_or(given, lambda: theirs)
             assert len(asked) == count and (result is theirs) == (factors is not of_a)
             assert factors is not of_a or result.shape == (M, N)
+
+
+def test_factors_that_a_row_wants_padded_are_copied(unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    """At M that are no multiple of 4 DeepGEMM has them so, and CUTLASS has not; the server's memory is written."""
+    hold(monkeypatch, unloaded, record(problem(5, "block_tma")))
+    monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
+    read = list[tuple[int, ...]]()
+
+    def launch(call: Any, *given: Any) -> Any:
+        read.append(given[2].stride())
+        return given[-1]
+
+    monkeypatch.setattr("tritongemm.serving.launching.OperandCall.__call__", launch)
+    a, b, of_a, of_b = operands(5)
+    out = torch.empty(5, N, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for _ in range(2):
+            assert server_calls.product_or(BlockOperands(a, b, of_b, of_a, out=out), lambda: torch.empty(1)) is out
+    assert read == [(1, 8), (1, 8)]

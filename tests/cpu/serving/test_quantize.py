@@ -26,7 +26,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations.factors import spread
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.serving import quantize as quantization
-from tritongemm.serving.linear_fp8 import AS_IT_IS, BlockOperands, find_layout
+from tritongemm.serving.linear_fp8 import AS_IT_IS, COPIED, BlockOperands, find_layout
 from tritongemm.system import settings
 
 TYPES = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
@@ -190,7 +190,7 @@ def test_a_layer_is_right_within_its_quantisation(form: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize(
-    ("layout", "m", "strides"), [("groups", 16, (1, 16)), ("rows", 16, (4, 1)), ("tma", 5, (1, 8))]
+    ("layout", "m", "strides"), [("groups", 16, (1, 16)), ("rows", 16, (4, 1)), ("tma", 5, (1, 8)), ("tma", 1, (1, 4))]
 )
 def test_factors_are_stored_as_the_tuned_kernel_reads_them(
     layout: str, m: int, strides: tuple[int, int], gpu: Gpu
@@ -206,6 +206,8 @@ def test_factors_are_stored_as_the_tuned_kernel_reads_them(
     assert find_layout(BlockOperands(x, w, scale), near=True) == layout
     assert find_layout(BlockOperands(q, w, scale, factors), near=False) == AS_IT_IS
     assert find_layout(BlockOperands(empty(3, 512), w, scale), near=True) is None
+    dense = torch.empty_strided((m, 4), (1, m), device="cuda:0")  # as CUTLASS takes them
+    assert find_layout(BlockOperands(q, w, scale, dense), near=False) == {"groups": AS_IT_IS, "tma": COPIED}.get(layout)
 
 
 # --- Powers of two along K --------------------------------------------------------------------------------------------

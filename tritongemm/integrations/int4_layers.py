@@ -12,12 +12,13 @@ from tritongemm.integrations.process import attribute, plain
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_nvfp4
 from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, choose_nvfp4, pack_int4_experts
+from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, choose_nvfp4, pack_experts, pack_int4_experts
 from tritongemm.system import settings
 
 LEFT: Final = "tritongemm_w4_left"  # attribute of a layer: why it is not served
 ORDER: Final = "tritongemm_w4_order"  # attribute of a layer: that of its weight
 WEIGHT, SCALE, BIAS = KEPT = ("tritongemm_w4_weight", "tritongemm_w4_scale", "tritongemm_w4_bias")  # its buffers
+BIAS_2: Final = "w2_bias_of_checkpoint"  # buffer of a mixture, as a server may pad and permute its own
 
 
 NO_ROOM: Final = "of four bits for which too little memory would stay free (TRITONGEMM_FREE)"
@@ -114,6 +115,27 @@ def find_experts(
         found = pack_int4_experts(default_dispatcher().packed_weights, packs, group)
     except InputError as error:
         return f"of int4 that is refused: {error}"
+    return f"with {found}" if isinstance(found, str) else found
+
+
+def find_mxfp4_experts(layer: Any, biases: tuple[str, str]) -> Converted | str:
+    """Return the same of gpt-oss's experts, whose rows of gate and up alternate; the second bias is kept as `BIAS_2`.
+
+    Args:
+        layer: has parameters ``w13_`` and ``w2_`` of the names ``weight`` and ``weight_scale``.
+        biases: names of its two biases, which it may lack.
+    """
+    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    w1, w1_scale, w2, w2_scale = (plain(getattr(layer, name)).detach() for name in names)
+    w1_bias, w2_bias = (plain(attribute(layer, name)) for name in biases)
+    if not has_room(w1, sum(one.nbytes for one in (w1, w1_scale, w2, w2_scale))):
+        return NO_ROOM
+    try:
+        found = pack_experts(default_dispatcher().packed_weights, (w1, w1_scale, w1_bias), (w2, w2_scale))
+    except InputError as error:
+        return f"of mxfp4 that is refused: {error}"
+    if w2_bias is not None:
+        layer.register_buffer(BIAS_2, w2_bias.detach().clone(), persistent=False)
     return f"with {found}" if isinstance(found, str) else found
 
 

@@ -15,21 +15,18 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from tritongemm.core.errors import InputError
 from tritongemm.integrations import int4_layers
-from tritongemm.integrations.process import attribute, guarded, plain, replace
+from tritongemm.integrations.process import attribute, guarded, replace
 from tritongemm.operations.four_bit_weights import pack_awq, pack_gptq
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
-from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, pack_experts
+from tritongemm.serving.served_w4 import OF_EXPERTS, Converted
 
 SERVED: Final = "mixture of four bits"
 _PLACE: Final = "vllm.model_executor.layers.quantization"
 _EXPERTS: Final = ("MarlinExperts", "OAITritonExperts", "OAITritonMxfp4ExpertsMonolithic")
 _PREPARES: Final = ("MoEPrepareAndFinalizeNoDPEPModular", "MoEPrepareAndFinalizeNoDPEPMonolithic")
 _KEPT: Final = "tritongemm_experts"  # attribute of what computes a layer: its weights
-_BIAS: Final = "w2_bias_of_checkpoint"  # buffer, as vLLM may pad and permute its own
 _GATE: Final = {"gemm1_clamp_limit": 7.0, "gemm1_alpha": 1.702, "gemm1_beta": 1.0}
 _INTERLEAVED: Final = "swigluoai"
 _OURS: Final = {_INTERLEAVED: "clamped_swiglu", "silu": "silu"}  # of vLLM's activations
@@ -102,19 +99,7 @@ def _serve(kind: Any) -> None:
 
 
 def _convert_mxfp4(method: Any, layer: Any) -> Converted | str:
-    """Return the experts' weights for their rows, or why they are not served."""
-    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
-    w1, w1_scale, w2, w2_scale = (plain(getattr(layer, name)).detach() for name in names)
-    w1_bias, w2_bias = (plain(attribute(layer, name)) for name in ("w13_bias", "w2_bias"))
-    if not int4_layers.has_room(w1, sum(one.nbytes for one in (w1, w1_scale, w2, w2_scale))):
-        return int4_layers.NO_ROOM
-    try:
-        found = pack_experts(default_dispatcher().packed_weights, (w1, w1_scale, w1_bias), (w2, w2_scale))
-    except InputError as error:
-        return f"of mxfp4 that is refused: {error}"
-    if w2_bias is not None:
-        layer.register_buffer(_BIAS, w2_bias.clone(), persistent=False)
-    return f"with {found}" if isinstance(found, str) else found
+    return int4_layers.find_mxfp4_experts(layer, ("w13_bias", "w2_bias"))
 
 
 def _convert_int4(read: Callable[[Any, Any], Converted | str], method: Any, layer: Any) -> Converted | str:
@@ -184,6 +169,6 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
         return None
     routing = (named["topk_weights"], named["topk_ids"]) if logits is None else _route(logits, experts.topk)
     return MixtureOperands(
-        x, w1, w2, *routing, _OURS[activation], w1_scale, w2_scale, w1_bias=w1_bias, w2_bias=attribute(layer, _BIAS),
-        keep_activations=True, order=order,
+        x, w1, w2, *routing, _OURS[activation], w1_scale, w2_scale, w1_bias=w1_bias,
+        w2_bias=attribute(layer, int4_layers.BIAS_2), keep_activations=True, order=order,
     )  # fmt: skip

@@ -30,8 +30,8 @@ def kind(name: str, **facts: Any) -> Any:
     return type(name, (), facts)()
 
 
-def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
-    """A layer whose weights vLLM has loaded."""
+def of_checkpoint(of_bias: str) -> Any:
+    """A layer of gpt-oss's experts as both servers load it."""
     experts, layer = mlp_of_mxfp4()[0].experts, nn.Module()
     for ours, theirs in (("gate_up_proj", "w13"), ("down_proj", "w2")):
         scale = getattr(experts, f"{ours}_precision_config").weight_scale
@@ -39,7 +39,13 @@ def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
             tensor = stored.storage.layout.unswizzle_data(stored.storage.data).mT.contiguous()
             layer.register_parameter(f"{theirs}_{name}", nn.Parameter(tensor, requires_grad=False))
         bias = getattr(experts, f"{ours}_bias").detach().bfloat16()
-        layer.register_parameter(f"{theirs}_bias", nn.Parameter(bias, requires_grad=False))
+        layer.register_parameter(f"{theirs}_{of_bias}", nn.Parameter(bias, requires_grad=False))
+    return layer
+
+
+def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
+    """A layer whose weights vLLM has loaded."""
+    layer = of_checkpoint("bias")
     if not has_powers:
         layer.w2_weight_scale = None
     layer.quant_method = method(impl)
@@ -189,7 +195,7 @@ class Routed(NamedTuple):
 
 class Dispatched(NamedTuple):
     hidden_states: Tensor
-    topk_output: Routed
+    topk_output: Any
 
 
 @pytest.mark.parametrize("name", list(CLASSES)[3:])
@@ -214,6 +220,52 @@ def test_sglangs_experts_of_int4_are_served(name: str, asked: list[MixtureOperan
         assert bool((scheme.apply_weights(layer, dispatched).hidden_states == 9).all())
     layer.moe_runner_config, layer.moe_ep_size = SimpleNamespace(activation="silu"), 2
     assert bool((scheme.apply_weights(layer, dispatched).hidden_states == 9).all())
+
+
+class Sorted(NamedTuple):
+    routing_data: Any
+    gather_indx: Any
+    scatter_indx: Any
+
+
+def test_sglangs_experts_of_mxfp4_are_served(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    raced = list[Any]()
+
+    def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:
+        raced.append(operands)
+        if operands.x.shape[0] != len(TOKENS):
+            result: Tensor = otherwise(operands._replace(topk_ids=operands.topk_ids.flip(1)))
+            return result
+        assert all(torch.equal(*pair) for pair in zip(route(), operands[3:5], strict=True))
+        return MIXTURE.fallback(MIXTURE.check(operands))
+
+    monkeypatch.setattr(server_calls, "mixture_or", mixture_or)
+    name_table(tmp_path, monkeypatch, *rows_of_mxfp4("halves_32"))
+    hooks, *_ = servers.install_sglang(monkeypatch)
+    method = servers.install_sglang_experts(monkeypatch)["Mxfp4MoEMethod"](use_triton_kernels=True)
+    sglang.register()
+    hooks.apply_hooks()
+    layer, exact = of_checkpoint("weight_bias"), mlp_of_mxfp4()[1].double()
+    config = dict(activation="silu", gemm1_alpha=1.702, gemm1_clamp_limit=7.0)
+    layer.moe_runner_config = SimpleNamespace(**config)
+    method.process_weights_after_loading(layer)
+    assert layer.tritongemm_w4_left == ""
+    logits = exact.router(TOKENS.double())[0].bfloat16().float()
+    values, ids = logits.topk(TOPK)
+    wanted = exact.experts(TOKENS.double(), ids, values.softmax(-1).double())
+
+    def call(rows: int) -> Any:
+        routed = Sorted(*servers.sort_by_experts(logits[:rows], TOPK))
+        return method.apply(layer, Dispatched(TOKENS[:rows], routed)).hidden_states
+
+    assert deviation(call(len(TOKENS)), wanted) < 4e-2 and torch.equal(raced[0].topk_ids, ids.int())
+    assert bool((call(3) == 9).all()) and len(raced) == 2
+    for change in ({"gemm1_alpha": 1.0}, {"no_combine": True}):
+        layer.moe_runner_config = SimpleNamespace(**{**config, **change})
+        assert bool((call(len(TOKENS)) == 9).all()) and len(raced) == 2
+    method.use_triton_kernels = False
+    method.process_weights_after_loading(layer)
+    assert layer.tritongemm_w4_left == "of mxfp4 on other kernels than OpenAI's"
 
 
 def test_experts_of_other_packings_are_counted() -> None:

@@ -270,7 +270,7 @@ def test_weights_in_blocks_are_known(table: Dispatcher) -> None:
 def test_the_real_servers(table: Dispatcher, monkeypatch: Patch) -> None:
     linear = pytest.importorskip("vllm.model_executor.kernels.linear", exc_type=ImportError)
     assert hasattr(linear, "_POSSIBLE_KERNELS")
-    names = [name.replace("::", ".") for name in vllm_fp8.OPERATORS if "aiter" not in name]
+    names = [name.replace("::", ".") for name in vllm_fp8.OPERATORS if name[0] == "v" and "aiter" not in name]
     for every in (pkgutil.resolve_name(f"torch:ops.{name}") for name in names):
         for one in (every, every.default):
             monkeypatch.setattr(one, "_op", one._op)

@@ -189,6 +189,19 @@ def install_sglang_int4(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return kinds
 
 
+def sort_by_experts(logits: Tensor, topk: int) -> tuple[Any, Any, Any]:
+    """Where OpenAI's Triton kernels send tokens, as SGLang asks for it."""
+    values, ids = logits.topk(topk)
+    order = ids.flatten().argsort(stable=True)
+    data = SimpleNamespace(
+        gate_scal=values.softmax(-1).flatten()[order],
+        expt_hist=ids.flatten().bincount(minlength=logits.shape[1]).int(),
+        n_expts_act=topk,
+    )  # fmt: skip
+    gather = SimpleNamespace(src_indx=order.int(), dst_indx=order.argsort().int())
+    return data, gather, SimpleNamespace(src_indx=gather.dst_indx, dst_indx=gather.src_indx)
+
+
 def install_sglang_experts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """SGLang's schemes for experts of int4, by their names, which answer 9 and forget the weights that were loaded."""
 
@@ -200,11 +213,11 @@ def install_sglang_experts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     place = "sglang.srt.layers.moe.token_dispatcher.standard"
     _module(monkeypatch, place, StandardCombineInput=StandardCombineInput)
-    members = {"__init__": keep_facts, sglang_w4.LOADING: forget_weights, "apply_weights": apply_weights}
+    _module(monkeypatch, "sglang.srt.layers.moe.topk", routing=sort_by_experts)
     kinds = {}
-    for scheme in sglang_w4_experts.SCHEMES:
+    for scheme, (call, _) in sglang_w4_experts.SCHEMES.items():
         module, _, name = scheme.rpartition(".")
-        kinds[name] = type(name, (), dict(members))
+        kinds[name] = type(name, (), {"__init__": keep_facts, sglang_w4.LOADING: forget_weights, call: apply_weights})
         _module(monkeypatch, f"sglang.srt.layers.quantization.{module}", **{name: kinds[name]})
     return kinds
 

@@ -88,8 +88,8 @@ def expected_best(
 ) -> list[Config]:
     """Return the kernels that the model expects to be the fastest of a problem.
 
-    They are the best tile in each form in which its programs may be launched, then one kernel of each tile that is
-    expected to take at most `near` times as long.
+    They are the best tile in each form in which its programs may be launched, with blocks of each depth, then one
+    kernel of each tile that is expected to take at most `near` times as long.
     """
     ranked = rank_space(problem, target, backend, limits)[2]
     found: dict[tuple[object, ...], Config] = {}
@@ -100,7 +100,7 @@ def expected_best(
         first = next(iter(found.values()), config)
         is_best = tile == (first.template, first.block_m, first.block_n, first.split_k)
         forms = template_facts.kernel_template(config.template).launch_options if is_best else ()
-        found.setdefault((*tile, *map(config.option, forms)), config)
+        found.setdefault((*tile, config.block_k * is_best, *map(config.option, forms)), config)
     return list(found.values())
 
 

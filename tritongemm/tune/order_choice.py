@@ -90,21 +90,26 @@ def _choose_by_races(
     for product, those in orders.items():
         speeds = _speeds(results[product])
         weights = _weights(results[product], sizes[product], [row for row in rows if row.problem.at(1) == product])
-        best = choose_order(speeds, weights)
+        every = len(sizes[product]) == sum(p.at(1) == product for p in problems)
+        best = choose_order(speeds, weights, every)
         invariance.decide(product, those[best])
         listed = (f"{those[i]} {min(own):.3f} (mean {_mean(own, weights):.3f})" for i, own in enumerate(speeds))
         at = ", ".join(str(p.m) for p in sizes[product])
         run.watcher.say(f"{product.product}: order {those[best]}; least speed at M {at}: {', '.join(listed)}")
 
 
-def choose_order(speeds: Sequence[Sequence[float]], weights: Sequence[float]) -> int:
+def choose_order(speeds: Sequence[Sequence[float]], weights: Sequence[float], every: bool = True) -> int:
     """Return the place of the order to take.
+
+    Where all sizes are known, those without a loss are alike. Else there may be losses between them, the sooner the
+    less an order gains where it gains least.
 
     Args:
         speeds: of each order at each size, over the library's or the fastest order's; more than 1 is no loss.
         weights: of each size in the mean.
+        every: whether these are all sizes that the order will serve.
     """
-    least = [min(1.0, *own) for own in speeds]
+    least = [min(1.0 if every else inf, *own) for own in speeds]
     alike = [place for place, share in enumerate(least) if share >= _ALIKE * max(least)]
     return max(alike, key=lambda place: _mean(speeds[place], weights))
 

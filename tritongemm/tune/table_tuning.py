@@ -56,6 +56,7 @@ _STEP = 64  # of the library's time: a range that has one is split there
 _TILE = 64  # side of the tiles that fill the device where K need not be split
 _SCREENED = 24  # kernels of a searched M, the fastest first, that may race at its neighbours
 _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
+_ALONE_STEPS = 16  # M to twice it for which kernels are offered where no library has a tile for each 8 rows
 _FITTING = 4  # kernels that are offered for an M between the searched ones
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
 
@@ -183,8 +184,10 @@ class TableTuning:
             return []
         limits = replace(options.limits_of(span.problem), templates=templates)
         unsplit = limits if limits.order and limits.order.runs > 1 else replace(limits, most_splits=1)
+        order = limits.order if options.invariance and options.invariance.with_libraries else None
+        has_library = options.invariance is None or (order is not None and order.runs == 1)
         jobs = []
-        for problem in map(span.at, span.between()):
+        for problem in map(span.at, span.between() if has_library else span.between(_ALONE_STEPS)):
             fills = cdiv(problem.m, _TILE) * cdiv(problem.n, _TILE) * problem.batch >= target.compute_units
             jobs.append(RankJob(problem, target, backend, unsplit if fills else limits))
         ranked = takewhile(lambda _: self.in_time(), self._planner.best(jobs))

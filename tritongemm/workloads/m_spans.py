@@ -46,11 +46,14 @@ class MSpan:
         rungs = {m for m in (*_FEW, *range(_FINE, FINE_UP_TO + 1, _FINE)) if self.low <= m <= self.high}
         return sorted(rungs | set(self.searched()) | set(self.wanted))
 
-    def between(self) -> list[int]:
-        """Return M of a few tiles, each a multiple of the step to it; kernels of the first may serve fewer rows."""
+    def between(self, steps: int = _STEPS) -> list[int]:
+        """Return M of a few tiles, each a multiple of the step to it; kernels of the first may serve fewer rows.
+
+        `steps` are those from an M to twice it.
+        """
         m, found = FINE_UP_TO, [FINE_UP_TO]
         while m < self.high:
-            m += max(_LEAST_STEP, 1 << (m // _STEPS).bit_length() - 1)
+            m += max(_LEAST_STEP, 1 << (m // steps).bit_length() - 1)
             found.append(m)
         return [m for m in found if self.low <= m <= self.high]
 

@@ -58,9 +58,10 @@ class InterpretedSteps(MoeKernels):
         return alike(found, wanted, mode, x.shape[1]), places
 
     def activate(
-        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: Any = None, run: int = 0
-    ) -> Any:
-        given = h, activation, mode, dtype, bias, run
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: Any = None, run: int = 0,
+        into: Any = None,
+    ) -> Any:  # fmt: skip
+        given = h, activation, mode, dtype, bias, run, into
         found, wanted = super().activate(*given), mixture_steps.activate(*given)
         return alike(found, wanted, mode, h.shape[1] // 2)
 

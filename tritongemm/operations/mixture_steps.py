@@ -47,11 +47,13 @@ class MixtureSteps(Protocol):
         """Gather the rows of ids [tokens, k] as `sort` sorts them, and return also what it does."""
 
     def activate(
-        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0
-    ) -> Rows:
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0,
+        into: Rows | None = None,
+    ) -> Rows:  # fmt: skip
         """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows.
 
-        Columns of both alternate by `run` where that is not 0, and there is no bias then.
+        Columns of both alternate by `run` where that is not 0, and there is no bias then. A kernel writes the rows and
+        factors to memory as of `empty_rows`, if it is given.
         """
 
     def combine(
@@ -106,8 +108,9 @@ def route(
 
 
 def activate(
-    h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0
-) -> Rows:
+    h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0,
+    into: Rows | None = None,
+) -> Rows:  # fmt: skip
     """Return the activation of gate times up, columns of h [rows, 2 K], as `gather` gives rows."""
     h = h.float() if bias is None else h.float() + bias.of(bias.order)
     gate, up = (one.flatten(1) for one in h.unflatten(1, (-1, 2, run or h.shape[1] // 2)).unbind(2))

@@ -256,17 +256,20 @@ def _multiply_and_add(x: Tensor, w: Tensor, act: str, residual: Tensor, *others:
 
 
 def _multiply_and_activate(x: Tensor, w: Tensor, act: str, bias: Tensor | None, *others: Any) -> Tensor:
-    in_blocks = act in IN_BLOCKS
+    in_blocks, activation = act in IN_BLOCKS, activation_of(act)
     made = engine.default.run(x, w, bias, None if in_blocks else others[0])
-    rows, dtype = made.flatten(0, -2), others[0] if in_blocks else made.dtype
+    rows = made.flatten(0, -2)
     with torch.cuda.device(x.get_device()):
         steps = steps_for(made)
-        done, of_done = steps.activate(rows, activation_of(act), "block" if in_blocks else "", dtype, run=RUN)
-    if of_done is None:
-        return done.view(*made.shape[:-1], -1)
-    result = done.new_empty((len(rows) + rows_of_factors(len(rows)), done.shape[1]))
-    for part, found in zip(parts(result, len(rows)), (done, of_done.T), strict=True):
-        part.copy_(found)
+        if not in_blocks:
+            return steps.activate(rows, activation, "", made.dtype, run=RUN)[0].view(*made.shape[:-1], -1)
+        m = len(rows)
+        result = made.new_empty((m + rows_of_factors(m), made.shape[-1] // 2), dtype=others[0])
+        q, factors = parts(result, m)
+        done, of_done = steps.activate(rows, activation, "block", others[0], run=RUN, into=(q, factors))
+        if done is not q and of_done is not None:
+            q.copy_(done)
+            factors.copy_(of_done.T)
     return result
 
 

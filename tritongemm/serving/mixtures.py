@@ -235,11 +235,12 @@ class MoeKernels:
         return self.gather(x, found[0], topk, mode, dtype), found
 
     def activate(
-        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0
-    ) -> Rows:
+        self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0,
+        into: Rows | None = None,
+    ) -> Rows:  # fmt: skip
         """Activate as `MixtureSteps.activate`."""
         rows, k = h.shape[0], h.shape[1] // 2
-        q, scale = empty_rows(h, rows, k, mode, dtype)
+        q, scale = into or empty_rows(h, rows, k, mode, dtype)
         added, more = _added(bias, h)
         order = h if bias is None else bias.order.int()
         operands = {"h": h, "q": q, "scale": q if scale is None else scale, **more, "order": order}

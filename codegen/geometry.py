@@ -234,12 +234,13 @@ def complete_runs(config: Config, problem: Problem, compute_units: int) -> str |
             return None
         return f"a tile must have {SCALED_BLOCK} columns of C, {wide} of B, for the factors of its rows"
     parts = (config.split_k if value("exchange") else value("epilogue_parts", 1)) if along_n else 1
-    least, body = RUN * problem.fold, config.block_n - last
+    run = RUN if problem.groups else problem.run
+    least, body = run * problem.fold, config.block_n - last
     if config.block_n % least == 0 and body % (least * parts) == 0:
         return None
-    if not template.search.matrix and least % config.block_n == 0 and config.block_n > 1:
+    if run == RUN and not template.search.matrix and least % config.block_n == 0 and config.block_n > 1:
         return None  # a part of one run of gate and the same one of up
-    return f"each of {parts} parts of {body} columns must have {RUN} of gate, as many of up, and so on"
+    return f"each of {parts} parts of {body} columns must have {run} of gate, as many of up, and so on"
 
 
 def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> str | None:

@@ -109,8 +109,8 @@ class Problem:
 
     @property
     def run(self) -> int:
-        """Columns of gate in B after which as many of up follow; of groups, all: experts' weights are as they come."""
-        return self.n // 2 if self.groups else RUN
+        """Columns of gate in B after which as many of up follow: those that share factors; of groups, half of N."""
+        return self.n // 2 if self.groups else max(RUN, self.b.scaling.rows if self.b.scaling else 0)
 
     @property
     def in_blocks(self) -> bool:

@@ -25,11 +25,11 @@ def apply(epilogue: str, y: Tensor, run: int = RUN) -> Tensor:
     return _activated(activation, y) if activation else y
 
 
-def interleaved(gate: Tensor, up: Tensor) -> Tensor:
+def interleaved(gate: Tensor, up: Tensor, run: int = RUN) -> Tensor:
     """Return the weight [2 N, K] of gate and of up [N, K] whose rows alternate, or a bias [2 N]."""
     import torch
 
-    return torch.stack([one.unflatten(0, (-1, RUN)) for one in (gate, up)], 1).flatten(0, 2)
+    return torch.stack([one.unflatten(0, (-1, run)) for one in (gate, up)], 1).flatten(0, 2)
 
 
 def _separated(y: Tensor, run: int) -> tuple[Tensor, Tensor]:

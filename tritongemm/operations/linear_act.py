@@ -56,6 +56,12 @@ class ActivatedOperands(NamedTuple):
         return output_dtype(self.x, self.out_dtype or default)
 
     @property
+    def run(self) -> int:
+        """Rows of gate in w after which as many of up follow: those that share factors, or a few."""
+        factors = None if self.scale_b is None else self.scale_b.shape
+        return SCALED_BLOCK if factors and len(factors) == 2 and factors[0] * SCALED_BLOCK == len(self.w) else RUN
+
+    @property
     def rows(self) -> int:
         """Rows of the product."""
         return prod(self.x.shape[:-1])
@@ -107,9 +113,9 @@ class ActivatedLayer(ProductOperation):
         if act not in EPILOGUES[1:]:
             raise InputError(f"act is {act!r}; it may be {', '.join(EPILOGUES[1:])}")
         check_fit(x.dim() > 0 and w.dim() == 2 and x.shape[-1] == w.shape[1], "[..., K] and [N, K]", x=x, w=w)
-        if is_gated(act) and w.shape[0] % (2 * RUN):
+        if is_gated(act) and w.shape[0] % (2 * (run := given.run)):
             raise InputError(
-                f"w is {tuple(w.shape)}; with {act} it has {RUN} rows of gate, then {RUN} of up, in turn, "
+                f"w is {tuple(w.shape)}; with {act} it has {run} rows of gate, then {run} of up, in turn, "
                 "as interleave_gate_up returns them"
             )
         wanted, (*_, columns) = given.result_type, given.shape
@@ -155,7 +161,7 @@ class ActivatedLayer(ProductOperation):
         product = SCALED.fallback(checked.scaled) if checked.scaled else linear(*plain)
         if checked.act == RESIDUAL:
             return product + checked.bias
-        return finished(checked.act, product, checked.result_type)
+        return finished(checked.act, product, checked.result_type, checked.run)
 
 
 LINEAR_ACT = ActivatedLayer()
@@ -175,24 +181,27 @@ def finished(act: str, product: Tensor, dtype: torch.dtype, run: int = RUN) -> T
     return result
 
 
-def interleave_gate_up(gate: Tensor, up: Tensor) -> Tensor:
+def interleave_gate_up(gate: Tensor, up: Tensor, run: int = RUN) -> Tensor:
     """Return the weight of gate and up for `linear_act`, or their bias: the rows of both, by 8 of each in turn.
 
+    Beside factors for 128 x 128 of fp8 or int8 weights alternate by 128 rows, and the factors by one.
+
     Args:
-        gate: the weight [N, K] whose product is activated, N a multiple of 8; or a bias [N].
+        gate: the weight [N, K] whose product is activated, N a multiple of `run`; or a bias [N], or factors.
         up: the weight whose product is multiplied by it, of the same shape.
+        run: rows in turn.
 
     Returns:
         [2 N, K], or [2 N].
 
     Raises:
-        InputError: the shapes differ, or N is no multiple of 8.
+        InputError: the shapes differ, or N is no multiple of `run`.
 
     Examples:
         >>> tritongemm.interleave_gate_up(torch.zeros(8, 4), torch.ones(8, 4)).shape
         torch.Size([16, 4])
     """
     check_fit(
-        gate.shape == up.shape and len(gate) % RUN == 0, f"of one shape, rows a multiple of {RUN}", gate=gate, up=up
+        gate.shape == up.shape and len(gate) % run == 0, f"of one shape, rows a multiple of {run}", gate=gate, up=up
     )
-    return epilogues.interleaved(gate, up)
+    return epilogues.interleaved(gate, up, run)

@@ -48,7 +48,7 @@ class MixtureSteps(Protocol):
 
     def activate(
         self, h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0,
-        into: Rows | None = None,
+        into: "Rows | None" = None,
     ) -> Rows:  # fmt: skip
         """Return the activation of the left half of h [rows, 2 K] times the right half, as `gather` gives rows.
 
@@ -109,7 +109,7 @@ def route(
 
 def activate(
     h: Tensor, activation: str, mode: str, dtype: torch.dtype, bias: ExpertBias | None = None, run: int = 0,
-    into: Rows | None = None,
+    into: "Rows | None" = None,
 ) -> Rows:  # fmt: skip
     """Return the activation of gate times up, columns of h [rows, 2 K], as `gather` gives rows."""
     h = h.float() if bias is None else h.float() + bias.of(bias.order)

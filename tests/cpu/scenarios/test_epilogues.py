@@ -12,7 +12,7 @@ from tests.support.lent_processes import LentProcess
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, LibraryBackend
@@ -91,6 +91,14 @@ def test_blocks_of_a_result_have_factors(interpreted: Interpreted) -> None:
     plain = Problem(19, 384, 40, *matrices("bf16", c=of_c, layout="TN"), epilogue="block")
     configs = [Config("persistent", 16, 256, 16, 1, options=(("epilogue_parts", 2),)), Config("tma", 16, 128, 16, 2)]
     interpreted.check(plain, [*configs, *IN_BLOCKS[:1]], SM90)
+
+
+def test_gate_and_up_alternate_by_what_shares_factors(interpreted: Interpreted) -> None:
+    family, wide = registry.get(Family, "a8w8_blockscale"), Config("tile", 16, 256, 32, split_k=2)
+    of = Problem(19, 768, 160, *matrices("int8", c="fp8e4m3fn", layout="TN"), epilogue="silu_mul_block")
+    interpreted.check(family.problem(of), [wide], SM90)
+    few = replace(of, m=3, c=Operand("bf16"), epilogue="silu_mul")
+    interpreted.check(family.problem(few), [wide, Config("gemv", 1, 256, 128, num_warps=2)], SM90)
 
 
 @pytest.mark.parametrize("epilogue", ["silu_mul", "gelu_block"])

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from tritongemm.core.dtypes import DType
-from tritongemm.core.epilogues import RUN
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.operands import Operands, Tensor
@@ -56,16 +55,14 @@ class Family(Plugin, abstract=True):
             return Support(f"no kernel computes the epilogue {problem.epilogue} {what}")
         if problem.groups and problem.fold > 1 and problem.n % 2:
             return Support(f"N is {problem.n}, but must be even: with {problem.epilogue} B has gate, then up")
-        if not problem.groups and problem.fold > 1 and problem.n % (2 * RUN):
+        if not problem.groups and problem.fold > 1 and problem.n % (2 * (run := problem.run)):
             return Support(
-                f"N is {problem.n}, but must be a multiple of {2 * RUN}: "
-                f"with {problem.epilogue} B has {RUN} columns of gate, then {RUN} of up, in turn"
+                f"N is {problem.n}, but must be a multiple of {2 * run}: "
+                f"with {problem.epilogue} B has {run} columns of gate, then {run} of up, in turn"
             )
         if problem.in_blocks and (not problem.c.type.is_fp8 or problem.columns % SCALED_BLOCK):
             what = f"{problem.c.dtype} and {problem.columns} columns"
             return Support(f"blocks of C are of fp8 and of {SCALED_BLOCK} columns: {what} can't be {problem.epilogue}")
-        if not problem.groups and problem.fold > 1 and problem.b.scaling and problem.b.scaling.rows > 1:
-            return Support(f"columns of gate and of up alternate with {problem.epilogue}, and can't share scales")
         return self._computes(problem)
 
     @final

@@ -53,8 +53,7 @@ class BatchOperands(NamedTuple):
     @property
     def result_type(self) -> torch.dtype:
         """The type of the result."""
-        has_factors = self.out_dtype is None and self.scale_a is not None
-        return torch.bfloat16 if has_factors else output_dtype(self.a, self.out_dtype)
+        return _result_type(self.a, self.scale_a, self.out_dtype)
 
     @property
     def k(self) -> int:
@@ -197,10 +196,15 @@ def check_out(operands: BatchOperands) -> None:
     Raises:
         InputError: names it, and what the result is.
     """
-    a, b, bias, _, scale_a, scale_b, _, out = operands
-    dtype = operands.result_type
+    a, b, bias, wanted, scale_a, scale_b, _, out = operands
     if out is not None:
-        check_memory(out, (a.shape[0], a.shape[1], b.shape[2]), dtype, a, b, bias, scale_a, scale_b)
+        shape, dtype = (a.shape[0], a.shape[1], b.shape[2]), _result_type(a, scale_a, wanted)
+        check_memory(out, shape, dtype, a, b, bias, scale_a, scale_b)
+
+
+def _result_type(a: Tensor, scale_a: Tensor | None, wanted: torch.dtype | None) -> torch.dtype:
+    """Return the type of a result; PyTorch 2.10 can't trace a property of a named tuple."""
+    return torch.bfloat16 if wanted is None and scale_a is not None else output_dtype(a, wanted)
 
 
 def _factors(

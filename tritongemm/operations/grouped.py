@@ -123,7 +123,7 @@ class Grouped(ProductOperation):
     """Each group's rows of A by the group's own matrix of B."""
 
     schema = (
-        "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
+        "grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType? out_dtype, "
         "str scale_layout='', str order_b='plain', str act='') -> Tensor"
     )
     operands = GroupedOperands

@@ -346,7 +346,7 @@ def grouped_mm(  # noqa: PLR0913 (what a product of groups has)
     """
     given = a, b, offs, scale_a, scale_b, out_dtype, scale_layout, order_b, act
     if _compiling():
-        return _traced_grouped(*given)
+        return _trace_grouped(*given)
     served: Tensor | None = native_calls.serve(_find_grouped, engine.default.calls.compiled, *given)
     if served is not None:
         return served
@@ -357,7 +357,7 @@ def grouped_mm(  # noqa: PLR0913 (what a product of groups has)
         or _forward._current_level >= 0
         or (_grad() and wants_gradient(a, b, scale_a, scale_b))
     ):
-        return _unusual(GROUPED, _traced_grouped, GroupedOperands(*given))
+        return _unusual(GROUPED, _trace_grouped, GroupedOperands(*given))
     return _run_grouped(*given)
 
 
@@ -377,12 +377,6 @@ def _grouped_key(  # noqa: PLR0913
 
 _find_grouped, _run_grouped, run_grouped = serve_calls(GROUPED, _grouped_key)
 _trace_grouped = define(GROUPED, lambda *given: run_grouped(*GroupedOperands(*given)))
-
-
-def _traced_grouped(*given: Any) -> Tensor:
-    operands = GroupedOperands(*given)
-    result: Tensor = _trace_grouped(*operands._replace(out_dtype=operands.result_type))
-    return result
 
 
 def _unusual(operation: ProductOperation, trace: Callable[..., Tensor], given: Any) -> Tensor:

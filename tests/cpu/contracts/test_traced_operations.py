@@ -328,7 +328,7 @@ SCHEMAS = {
     'Tensor? scale_b=None, str scale_layout=""',
     "scaled_mm": "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType out_dtype=15, "
     'str order_b="plain", str scale_layout=""',
-    "grouped_mm": "Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType out_dtype, "
+    "grouped_mm": "Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b, ScalarType? out_dtype, "
     'str scale_layout="", str order_b="plain", str act=""',
     "fused_moe": "Tensor x, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, str activation, "
     'Tensor? w1_scale, Tensor? w2_scale, str scale_layout="", Tensor? w1_bias=None, Tensor? w2_bias=None, '

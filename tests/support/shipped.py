@@ -21,7 +21,7 @@ GPUS = (("NVIDIA H100 80GB HBM3", 3352), ("NVIDIA H200", 4917))
 
 def rows(device: str) -> list[Record]:
     """A table up to M 96: a kernel up to 16, in three rows, another up to 32, the library to 64, an algorithm to 96."""
-    tools = {"device": device, "triton": "3.6.0", "torch": "2.11.0"}
+    tools = {"device": device, "triton": "3.5.1", "torch": "2.11.0"}
     same = {"compute_units": 132, "toolchain": tools, "code": "5" * 64}
     ends = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 48), (49, 64), (65, 96))
     tiles = (TILE, TILE, TILE, OTHER, TILE, OTHER, ALGORITHM)

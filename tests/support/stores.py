@@ -11,7 +11,7 @@ from tritongemm.results import journal
 from tritongemm.results.store import Store
 from tritongemm.workloads import sizes
 
-TOOLS = {"triton": "3.6.0", "torch": "2.9.0"}
+TOOLS = {"triton": "3.5.1", "torch": "2.9.0"}
 
 
 HOW = {"timer": "events", "iters": 200}

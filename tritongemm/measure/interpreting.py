@@ -165,8 +165,13 @@ def mend_interpreter() -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def refuse_powers(*_: Any, **__: Any) -> None:
+        raise RuntimeError("this Triton's interpreter can't multiply by powers of two along K; take a later one")
+
     def patch_core(lang: Any, scope: Any) -> None:  # it does not know AMD's own fp8
         core(lang, scope)
+        if "create_dot_scaled" not in vars(interpreter.InterpreterBuilder):
+            scope.set_attr(lang, "dot_scaled", refuse_powers)
         known, amd = lang.dtype.to_ir, {"fp8e4b8": "get_fp8e4b8_ty", "fp8e5b16": "get_fp8e5b16_ty"}
         scope.set_attr(lang.dtype, "to_ir", lambda t, b: getattr(b, amd[t.name])() if t.name in amd else known(t, b))
 

@@ -3,6 +3,7 @@ at a time, in batches and in groups."""
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from tests.support import emulated
 from tests.support.covering import pairwise
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
-from tests.support.nouns import Config, Family, Groups, InputError, KernelBackend, Problem, matrices, registry
+from tests.support.nouns import Config, Family, Groups, InputError, KernelBackend, Patch, Problem, matrices, registry
 from tritongemm.codegen import render
+from tritongemm.measure.interpreting import mend_interpreter
 from tritongemm.search.cost_model import model
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
@@ -48,6 +50,20 @@ def _interpreted() -> bool:
     from triton.runtime.interpreter import InterpreterBuilder
 
     return hasattr(InterpreterBuilder, "create_dot_scaled")
+
+
+def test_an_interpreter_without_such_products_says_so(monkeypatch: Patch) -> None:
+    """That of Triton 3.6, whose own error was of a text without a value."""
+    from triton.runtime import interpreter
+
+    monkeypatch.delattr(interpreter.InterpreterBuilder, "create_dot_scaled", raising=False)
+    for name in ("_patch_lang_tensor", "_patch_lang_core"):
+        monkeypatch.setattr(interpreter, name, lambda *_: None)
+    mend_interpreter.__wrapped__()
+    language = SimpleNamespace(dtype=SimpleNamespace(to_ir=None))
+    interpreter._patch_lang_core(language, SimpleNamespace(set_attr=setattr))
+    with pytest.raises(RuntimeError, match="can't multiply by powers of two"):
+        language.dot_scaled()
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")

@@ -89,8 +89,7 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str], path
     own = [entry for entry in sys.path if entry.startswith(_PYTHONS_OWN)]
     named = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     kind, *rest = arguments
-    first = {"-c": "", "-m": folder}.get(kind, os.path.dirname(kind))
-    sys.path[:] = [first, *named, *own]
+    sys.path[:] = [{"-c": "", "-m": folder}.get(kind, os.path.dirname(kind)), *named, *own]
     sys.argv[:] = ["-c", *rest[1:]] if kind == "-c" else rest if kind == "-m" else arguments
     if kind == "-c":
         exec(rest[0], {"__name__": "__main__"})

@@ -4,7 +4,8 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.refusals import fails, refuses
+from tests.support.tables import apart, cases, each, heavy
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.artifact import Artifact, CompileJob
@@ -62,6 +63,6 @@ __all__ = [
     "Machine", "MeasureProtocol", "Operand", "Operands", "OutputError", "Param", "Patch", "PatchedLaunch", "Problem",
     "RaceResult", "Record", "RemarkWarning", "Resolution", "Scaling", "SearchLimits", "ServerFormat", "Support",
     "Target", "TargetError", "Trial", "TritonGemmError", "TunerFormat", "UnavailableError", "UntunableRowsWarning",
-    "WeightLayout", "WritableFormat", "each", "load_target", "loader", "make_problem", "matrices", "registry",
-    "results_format",
+    "WeightLayout", "WritableFormat", "apart", "cases", "each", "fails", "heavy", "load_target", "loader",
+    "make_problem", "matrices", "refuses", "registry", "results_format",
 ]  # fmt: skip

@@ -100,8 +100,7 @@ class InterpretedProducts:
         family = registry.get(Family, problem.family)
         exact = family.reference(problem, dict(given))
         there = int(operands.offs[-1])
-        error = verify.deviation(c[:there], exact[:there])
-        self.worst = max(self.worst, error / family.tolerance(problem))
+        self.worst = max(self.worst, verify.deviation(c[:there], exact[:there]) / family.tolerance(problem))
         return c
 
 

@@ -18,8 +18,7 @@ def fill(raw: Any, buffer: dict[str, Any], rng: np.random.Generator) -> Any:
     """Random bytes of an operand, and the numbers that they are."""
     from run_plan import encode  # type: ignore[import-not-found]
 
-    steps = zip(np.indices(buffer["shape"]), buffer["strides"], strict=True)
-    places = sum(i * s for i, s in steps)
+    places = sum(i * s for i, s in zip(np.indices(buffer["shape"]), buffer["strides"], strict=True))
     if buffer.get("order") == "shuffled":
         k, n = np.indices(buffer["shape"])
         places = shuffled(k, n, buffer)
@@ -42,8 +41,7 @@ def shuffled(k: Any, n: Any, buffer: dict[str, Any]) -> Any:
     """Places of B's numbers: in blocks of 16 columns and 32 elements of storage, 16 bytes of each column in turn."""
     depth, columns = buffer["shape"]
     packed = 2 if buffer["dtype"] == "fp4e2m1" else 1
-    size = buffer["bytes"] * packed // (depth * columns)
-    run, block = 16 // size, 32
+    run, block = 16 // (buffer["bytes"] * packed // (depth * columns)), 32
     unit, half = k // packed, k % packed
     within = (unit % block // run) * 16 * run + (n % 16) * run + unit % run
     return ((n // 16 * (depth // packed) * 16 + unit // block * block * 16) + within) * packed + half

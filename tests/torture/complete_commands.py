@@ -186,8 +186,7 @@ class FullDisks(CommandCampaign):
         """Run with little room, then with enough."""
         job, folder = rng.choice(JOBS), self._undisturbed.new(folder)
         cold = {"TRITONGEMM_CACHE": str(folder / "cold")} if rng.random() < 0.5 else {}
-        room = int(2 ** rng.uniform(4, 18))
-        ended = self._start(job, folder, cold, room).end().checked()
+        ended = self._start(job, folder, cold, int(2 ** rng.uniform(4, 18))).end().checked()
         self._finish(job, folder, ended)
         return Outcome.RECOVERED if ended.status else Outcome.HARMLESS
 

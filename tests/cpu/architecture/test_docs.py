@@ -100,16 +100,13 @@ def _variables() -> set[str]:
     return {n for n in names if re.fullmatch(r"[A-Z][A-Z_]+", n)}
 
 
-def test_every_option_and_variable_is_reported() -> None:
+def test_every_option_variable_and_key_is_reported() -> None:
     text = (DOCS / "reference/commands.md").read_text()
     reported = {dashed(m.text) for m in doc_pages.mentioned_options("commands", text)}
     second_names = {f"--{name}" for name in ("col-a", "col-b", "row-b", "dtype-a", "dtype-b", "dtype-c", *"omnk")}
     assert _command_options() - reported - second_names == {"-h"}
     variables = {m.text for m in doc_pages.mentioned_variables("commands", text)} | {"XDG_CACHE_HOME"}
     assert _variables() <= variables
-
-
-def test_every_key_of_a_result_is_reported() -> None:
     text = (DOCS / "reference/results.md").read_text()
     reported = {name for _, line in doc_pages.code(text) for name in re.findall(r"[\w()]+", line)}
     kept = {f.name for f in fields(Record)}
@@ -128,7 +125,8 @@ def test_every_name_of_the_api_has_its_docstring_on_the_page() -> None:
     assert sorted(re.findall(r"(?m)^::: tritongemm\.(\w+)$", text)) == sorted({*tritongemm.__all__} - {"__version__"})
 
 
-def test_every_kind_of_plugin_has_a_page() -> None:
+def test_every_kind_of_plugin_has_a_page_with_the_methods_to_fill() -> None:
+    """A page names each method that its kind's contract leaves open."""
     pages = {page.stem for page in (DOCS / "plugins").glob("*.md")}
     kinds = [cls for cls in _contracts() if contracts.Plugin in cls.__bases__]
     wanted = {cls.kind.replace(" ", "_") for cls in kinds} | {"evaluator", "target", "template", "index"}
@@ -138,17 +136,13 @@ def test_every_kind_of_plugin_has_a_page() -> None:
         page, folder = cls.kind.replace(" ", "_"), cls.package.replace(".", "/")
         assert f"| [{cls.kind}]({page}.md) | `{cls.__name__}` | `{folder}/` |" in table
         assert list(doc_pages.snippets((DOCS / "plugins" / f"{page}.md").read_text())), f"{page}.md shows no example"
-
-
-def test_every_method_to_fill_is_reported() -> None:
-    """A page names each method that its kind's contract leaves open."""
     for cls in _contracts():
         if cls.kind:
             text = (DOCS / "plugins" / f"{cls.kind.replace(' ', '_')}.md").read_text()
             assert not [name for name in cls.__abstractmethods__ if f"{name}(" not in text], cls.__name__
 
 
-def test_the_import_table_is_the_one_that_is_held() -> None:
+def test_tables_of_the_architecture_are_those_of_the_code() -> None:
     text = (DOCS / "architecture.md").read_text().partition("## Who may import whom")[2].partition("## ")[0]
     table: dict[str, tuple[int, set[str]]] = {}
     for level, packages, allowed in re.findall(r"(?m)^\| (\d) \| ([\w, ]+) \| ([^|]+) \|$", text):
@@ -156,9 +150,6 @@ def test_the_import_table_is_the_one_that_is_held() -> None:
         table |= {name: (int(level), others) for name in packages.split(", ")}
     table["cli"] = (table["cli"][0], table.keys() - {"cli", "integrations"})
     assert table == {name: (level, ALLOWED[name]) for name, level in LEVELS.items()}
-
-
-def test_the_states_of_a_size_are_those_of_the_code() -> None:
     text = (DOCS / "architecture.md").read_text().partition("## Life of a size")[2].partition("## ")[0]
     rows = re.findall(r"(?m)^\| `(\w+)` \| .+ \| ([^|]*) ?\|$", text)
     assert {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows} == {
@@ -166,35 +157,27 @@ def test_the_states_of_a_size_are_those_of_the_code() -> None:
     }
 
 
-def test_every_page_is_in_the_menu() -> None:
+def test_every_page_is_in_the_menu_and_the_site_fetches_nothing() -> None:
     menu = list(_nav(yaml.safe_load(CONFIG.read_text())["nav"]))
-    assert len(menu) == len(set(menu))
-    assert set(menu) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert len(menu) == len(set(menu)) and set(menu) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     for folder in ("measurements", "decisions", "plugins", "how-to/coming-from"):
         index = (DOCS / folder / "index.md").read_text()
         others = {p.name for p in (DOCS / folder).glob("*.md")} - {"index.md"}
         assert others <= {target for _, target in doc_pages.links(index)}
+    config = yaml.safe_load(CONFIG.read_text())
+    assert config["theme"]["font"] is False and not {"extra_css", "extra_javascript"} & config.keys()
+    search, strings = config["plugins"]
+    assert search == "search" and strings["mkdocstrings"]["handlers"]["python"]["inventories"] == []
+    assert not [page for page in PAGES if "```mermaid" in page.read_text()]
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short_and_measurements_say_when_where_and_how() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
-
-
-def test_a_measurement_says_when_where_and_how() -> None:
     for page in (DOCS / "measurements").glob("[!i]*.md"):
         text = page.read_text()
         for row in (r"\| Date \| .*\d{4}-\d{2}-\d{2}", r"\| Machine \| \w", r"\| Command \| \S"):
             assert re.search(row, text), f"{_id(page)} lacks {row}"
         assert len(doc_pages.prose(text)) <= PROSE_LINES, _id(page)
-
-
-def test_the_site_fetches_nothing() -> None:
-    config = yaml.safe_load(CONFIG.read_text())
-    assert config["theme"]["font"] is False
-    assert not {"extra_css", "extra_javascript"} & config.keys()
-    search, strings = config["plugins"]
-    assert search == "search" and strings["mkdocstrings"]["handlers"]["python"]["inventories"] == []
-    assert not [page for page in PAGES if "```mermaid" in page.read_text()]
 
 
 def test_the_checks_see_what_is_wrong() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, imports, place
 from tests.support import ROOT, forked
-from tests.support.tables import each
+from tests.support.tables import cases
 from tritongemm.cli.arguments import COMMANDS
 
 LEVELS = {
@@ -88,13 +88,9 @@ MORE = {"serving": (110, 12)}
 HEAVY = ("jinja2", "joblib", "rich", "triton", "yaml")  # what serving a call does without
 
 
-def test_the_table_goes_down() -> None:
-    assert LEVELS.keys() == ALLOWED.keys()
-    assert len(set(LEVELS.values())) <= 9
+def test_the_table_goes_down_and_has_every_package() -> None:
+    assert LEVELS.keys() == ALLOWED.keys() and len(set(LEVELS.values())) <= 9
     assert not {(a, b) for a, others in ALLOWED.items() for b in others if LEVELS[a] <= LEVELS[b]}
-
-
-def test_every_package_is_in_the_table() -> None:
     packages = {place(name) for name, path in FILES.items() if path.parent != HOME}
     assert packages == LEVELS.keys(), "docs/architecture.md has the table of packages"
 
@@ -117,16 +113,13 @@ def test_imports_go_down() -> None:
     check("imports go down", offenders, "the table in docs/architecture.md does not allow these imports")
 
 
-@each(
-    ("folder", "below", "importer"),
-    [
-        # What serves imports libraries, and nothing else of what a person takes away.
-        ("export.library", {*ALLOWED["export"]} - {"codegen"}, "serving"),
-        # A program that is captured, and any that imports tritongemm, loads nothing else of what there is to tune.
-        ("workloads.capturing", {"core", "system", "operations"}, PACKAGE),
-    ],
+@cases(
+    # What serves imports libraries, and nothing else of what a person takes away.
+    ("export.library", {*ALLOWED["export"]} - {"codegen"}, "serving"),
+    # A program that is captured, and any that imports tritongemm, loads nothing else of what there is to tune.
+    ("workloads.capturing", {"core", "system", "operations"}, PACKAGE),
 )
-def test_libraries_and_captures_stand_on_little(folder: str, below: set[str], importer: str) -> None:
+def test_libraries_and_captures_stand_on_little(folder: str, below: set[str], importer: str, /) -> None:
     home, lines = f"{PACKAGE}.{folder}", [line for module in FILES for line in imports(module)]
     own = [line for line in lines if line.importer.startswith(home) and not line.imported.startswith(home)]
     assert own and not [str(line) for line in own if place(line.imported) not in {*below, PACKAGE}]
@@ -221,5 +214,4 @@ def test_every_subcommand_answers(tmp_path: Path) -> None:
     slow = {path.stem for path in tmp_path.glob("*.slow")}
     assert shut == set()
     assert slow == set(), "these import PyTorch, which takes a second, to answer --help"
-    wide = [line for text in said.values() for line in text.splitlines() if len(line) > 80]
-    assert not wide
+    assert not [line for text in said.values() for line in text.splitlines() if len(line) > 80]

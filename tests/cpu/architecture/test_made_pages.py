@@ -13,11 +13,8 @@ from tests.support import ROOT
 COMMAND = re.compile(r"(?m)^(?:    |\$ )?(?:[A-Z_]+=\S+ )*(?P<command>tritongemm [a-z][^>\n]*)")
 
 
-def test_the_page_of_options_is_that_of_the_parsers() -> None:
+def test_pages_have_the_options_commands_and_blocks_that_there_are() -> None:
     assert (ROOT / options.PAGE).read_text(encoding="utf-8") == options.text(), "run scripts/make_pages options"
-
-
-def test_commands_that_pages_show_are_accepted() -> None:
     parsers, refused, count = {parser.prog: parser for parser in options.parsers()}, [], 0
     for page in (*doc_pages.PAGES, ROOT / "examples/README.md"):
         for found in COMMAND.finditer(page.read_text(encoding="utf-8").replace("\\\n", " ")):
@@ -29,11 +26,8 @@ def test_commands_that_pages_show_are_accepted() -> None:
             except (KeyError, SystemExit):
                 refused.append(f"{page.name}: {found['command']}")
     assert count > 50 and not refused
-
-
-def test_measured_blocks_of_the_tutorial_are_of_the_transcript() -> None:
-    page, transcript = ((ROOT / name).read_text(encoding="utf-8") for name in (tutorial.PAGE, picture.TRANSCRIPT))
-    measured = {line for block in doc_pages.blocks(page, "text") for line in block.splitlines()}
+    steps, transcript = ((ROOT / name).read_text(encoding="utf-8") for name in (tutorial.PAGE, picture.TRANSCRIPT))
+    measured = {line for block in doc_pages.blocks(steps, "text") for line in block.splitlines()}
     assert measured and measured <= {*transcript.splitlines()}
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cpu.architecture.offenders import check
 from tests.cpu.architecture.source_tree import FILES, HOME, PACKAGE, nodes, syntax, tracked_files
 from tests.support import ROOT, forked
-from tests.support.tables import each
+from tests.support.tables import each, heavy
 
 LINKS = ("codegen", "hip_ext", "search_spaces", "codegen/templates")  # in the package, to folders of the repository
 MAX_LINES = 400
@@ -42,13 +42,10 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_files_are_short() -> None:
+def test_files_are_short_and_names_of_classes_unique() -> None:
     every = {*FILES.values(), *tracked_files("tests", "benchmarks"), *(ROOT / "templates").rglob("*.j2")}
     long = [f"{_short(path)}" for path in every if len(path.read_text().splitlines()) > MAX_LINES]
     check("files are short", long, f"split them: more than {MAX_LINES} lines")
-
-
-def test_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for module, path in FILES.items():
         for node in nodes(path):
@@ -197,7 +194,7 @@ for place, script in enumerate(sys.argv[1:]):
 """
 
 
-@pytest.mark.parametrize("scripts", [BENCHMARKS[:2], pytest.param(BENCHMARKS[2:], marks=pytest.mark.heavy)], ids=len)
+@pytest.mark.parametrize("scripts", [BENCHMARKS[:2], heavy(BENCHMARKS[2:])], ids=len)
 def test_benchmarks_run_from_a_checkout(scripts: list[Path], tmp_path: Path) -> None:
     """From any folder, without an install."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

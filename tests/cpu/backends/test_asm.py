@@ -12,7 +12,20 @@ import pytest
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
-from tests.support.nouns import Artifact, Buffer, Capsys, CompileJob, Config, Launch, Patch, Target, each, registry
+from tests.support.nouns import (
+    Artifact,
+    Buffer,
+    Capsys,
+    CompileJob,
+    Config,
+    Launch,
+    Patch,
+    Target,
+    cases,
+    each,
+    registry,
+)
+from tests.support.refusals import refuses
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import manifest, param_layout
 from tritongemm.cli import launch_plan
@@ -74,8 +87,7 @@ def test_bf16_block(nbytes: int) -> None:
     assert len(block) == nbytes
     strides = [512, 0, 512, 0, 1024, 0, 1024, 0]  # of C, C as input, A, B, in bytes
     expected = [1, 0, 2, 3, ONE, 0, *strides, 100, 256, 512, 3, 1, 4, 1, 5]
-    assert numbers(block) == expected[: nbytes // 16]
-    assert (launch.grid, launch.block) == ((4, 3, 3), (256, 1, 1))
+    assert numbers(block) == expected[: nbytes // 16] and (launch.grid, launch.block) == ((4, 3, 3), (256, 1, 1))
     assert [(b.name, b.bytes) for b in launch.buffers] == ([("semaphore", 4096)] if nbytes == 352 else [])
 
 
@@ -137,10 +149,8 @@ def test_splits_add_into_a_c_that_the_launch_sets_to_zero(layout: str, nbytes: i
     problem = scaled_problem(family, dtype)
     config = Config(symbol, 32, 128, 64, 1, split, backend="asm")
     launch = kernel_launch(built(config, layout, nbytes), problem, facts)
-    assert launch.zeroed == (Buffer("c", 100 * 512 * 2),)
-    assert launch.grid[0 if layout != "fp4" else 2] % split == 0
-    entire = kernel_launch(built(replace(config, split_k=1), layout, nbytes), problem, facts)
-    assert entire.zeroed == ()
+    assert launch.zeroed == (Buffer("c", 100 * 512 * 2),) and launch.grid[0 if layout != "fp4" else 2] % split == 0
+    assert kernel_launch(built(replace(config, split_k=1), layout, nbytes), problem, facts).zeroed == ()
 
 
 def test_a_bf16_kernel_writes_fp32_where_the_object_has_the_type(tmp_path: Path) -> None:
@@ -161,44 +171,35 @@ def test_wrong_parameter_size_is_named(layout: str) -> None:
         param_layout.fields(param_layout.LAYOUTS[layout], kernel(200))
 
 
-def test_kinds_are_checked_against_the_object() -> None:
+def test_kinds_tiles_and_splits_are_those_of_the_object(tmp_path: Path) -> None:
     arguments = [code_object.Argument(16 * i, 4, "value") for i in range(13)]
     with pytest.raises(InputError, match="parameter c at byte 0 is 4 bytes"):
         param_layout.fields(param_layout.LAYOUTS["i8"], kernel(208, tuple(arguments)))
-
-
-@each(
-    ("problem", "reason"),
-    [
-        (Problem(64, 64, 192, *matrices(layout="TN")), "it reads bf16"),
-        (Problem(64, 64, 192, *matrices("bf16")), r"\(TN\), not TT"),
-        (Problem(64, 64, 200, *matrices("bf16", layout="TN")), "multiple of 64"),
-        (Problem(64, 100, 192, *matrices("bf16", layout="TN")), "N of 64"),
-        (Problem(64, 64, 192, *matrices("bf16", layout="TN"), bias="m"), "bias along N, not m"),
-        (Problem(64, 64, 192, *matrices("bf16", c="fp32", layout="TN"), bias="n"), "a bf16 bias"),
-        (Problem(1, 64, 128, *matrices("bf16", layout="TN")), "192 elements of A"),
-        (Problem(2**20, 64, 4096, *matrices("bf16", layout="TN")), "beyond its 32-bit"),
-    ],
-)
-def test_problems_a_kernel_can_not_compute(tmp_path: Path, problem: Problem, reason: str) -> None:
-    path = write(tmp_path, BF16 + f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n")
-    configs, refused = asm.survey(problem, GFX942, [path])
-    assert not configs
-    assert re.search(reason, refused[PLAIN])
-
-
-def test_tiles_and_splits_that_fit(tmp_path: Path) -> None:
     shuffled = PLAIN.replace("pf3", "bshuffle")
     rows = f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n{CLEAN},q.co,1,48,64,0,0,1,64,1\n{shuffled},r.co,1,32,64,0,1,0,64,1\n"
     path = write(tmp_path, BF16 + rows)
-    problem = Problem(64, 64, 320, *matrices("bf16", layout="TN"))
-    configs, refused = asm.survey(problem, GFX942, [path])
+    configs, refused = asm.survey(Problem(64, 64, 320, *matrices("bf16", layout="TN")), GFX942, [path])
     assert [(c.template, c.split_k) for c in configs] == [(PLAIN, 1), *((CLEAN, s) for s in (2, 3, 4, 5))]
-    assert list(refused) == [shuffled]
-    assert "shuffled" in refused[shuffled]
+    assert list(refused) == [shuffled] and "shuffled" in refused[shuffled]
     assert all(Config.parse(c.name) == c for c in configs)
     wide, _ = asm.survey(Problem(4096, 1024, 4096, *matrices("bf16", layout="TN")), GFX942, [path])
     assert {c.template for c in wide} == {PLAIN}  # more tiles than counters
+
+
+@cases(
+    (Problem(64, 64, 192, *matrices(layout="TN")), "it reads bf16"),
+    (Problem(64, 64, 192, *matrices("bf16")), r"\(TN\), not TT"),
+    (Problem(64, 64, 200, *matrices("bf16", layout="TN")), "multiple of 64"),
+    (Problem(64, 100, 192, *matrices("bf16", layout="TN")), "N of 64"),
+    (Problem(64, 64, 192, *matrices("bf16", layout="TN"), bias="m"), "bias along N, not m"),
+    (Problem(64, 64, 192, *matrices("bf16", c="fp32", layout="TN"), bias="n"), "a bf16 bias"),
+    (Problem(1, 64, 128, *matrices("bf16", layout="TN")), "192 elements of A"),
+    (Problem(2**20, 64, 4096, *matrices("bf16", layout="TN")), "beyond its 32-bit"),
+)
+def test_problems_a_kernel_can_not_compute(problem: Problem, reason: str, /, tmp_path: Path) -> None:
+    path = write(tmp_path, BF16 + f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n")
+    configs, refused = asm.survey(problem, GFX942, [path])
+    assert not configs and re.search(reason, refused[PLAIN])
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +208,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OwnKernel]:
     made = dict[str, OwnKernel]()
     for name, options in (("gfx942", "__kpack1__matrix_instr_nonkdim16__waves_per_eu0"), ("sm90", "")):
         facts, folder = target_files.load_target(name), tmp_path_factory.mktemp(name)
-        config = Config.parse(TILE + options)
-        one, code, file = TRITON.compile(TRITON.compile_job(config, SIZE, facts))
+        one, code, file = TRITON.compile(TRITON.compile_job(Config.parse(TILE + options), SIZE, facts))
         (folder / file).write_bytes(code)
         launch = TRITON.launch(one, SIZE, facts)
         assert isinstance(launch, Launch)
@@ -245,8 +245,7 @@ def test_architectures_may_share_a_kernels_name(kernels: dict[str, OwnKernel], r
     """Whichever manifest is named first: the object of the target is taken, and not refused for the other's."""
     code, _, path = kernels["gfx942"]
     (tmp_path / "kernel.hsaco").write_bytes(code[:48] + struct.pack("<I", 0x54F) + code[52:])  # e_flags of gfx950
-    other = write(tmp_path, path.read_text())
-    inputs = BuildInputs(manifests=(path, other)[:: -1 if reverse else 1])
+    inputs = BuildInputs(manifests=(path, write(tmp_path, path.read_text()))[:: -1 if reverse else 1])
     (config,) = ASM.candidates(SIZE, GFX942, inputs)
     assert ASM.check(config, SIZE, GFX942, inputs)
     assert ASM.compile(ASM.compile_job(config, SIZE, GFX942, inputs))[1] == code
@@ -255,7 +254,7 @@ def test_architectures_may_share_a_kernels_name(kernels: dict[str, OwnKernel], r
     assert row.path == tmp_path / "kernel.hsaco"
 
 
-def test_bad_objects_are_named(kernels: dict[str, OwnKernel], tmp_path: Path) -> None:
+def test_bad_objects_and_missing_symbols_are_named(kernels: dict[str, OwnKernel], tmp_path: Path) -> None:
     code, launch, path = kernels["gfx942"]
     text = path.read_text()
 
@@ -269,24 +268,18 @@ def test_bad_objects_are_named(kernels: dict[str, OwnKernel], tmp_path: Path) ->
 
     shutil.copy(path.parent / "kernel.hsaco", tmp_path)
     (tmp_path / "short.co").write_bytes(code[: len(code) // 2])
-    assert "there is no" in refused(object="missing.co")
-    assert "truncated" in refused(object="short.co")
+    assert "there is no" in refused(object="missing.co") and "truncated" in refused(object="short.co")
     assert "is for gfx942, not gfx950" in refused(name="gfx950")
     assert "takes 96 bytes of parameters, layout bf16 has 288" in refused(layout="bf16")
     assert "takes 15 parameters, its manifest names 3" in refused(layout="a b c")
     assert "parameter m at byte 0" in refused(layout=" ".join(["m", *OWN.split()[1:]]))
     assert "no parameter is called zz" in refused(layout="a zz")
     assert "no layout is called 'fp7'" in refused(layout="fp7")
-    with pytest.raises(InputError, match="no manifest holds this kernel"):
-        job(path, "unknown")
-
-
-def test_symbol_missing_from_its_object(kernels: dict[str, OwnKernel], tmp_path: Path) -> None:
+    refuses("no manifest holds this kernel", job, path, "unknown")
     _, launch, path = kernels["gfx942"]
     shutil.copy(path.parent / "kernel.hsaco", tmp_path)
     other = write(tmp_path, path.read_text().replace(launch.symbol, "other"))
-    with pytest.raises(InputError, match=r"kernels.csv: line 2: other: kernel.hsaco holds tile__"):
-        ASM.compile(job(other, "other"))
+    refuses(r"kernels.csv: line 2: other: kernel.hsaco holds tile__", ASM.compile, job(other, "other"))
 
 
 SOURCE = """
@@ -330,8 +323,7 @@ def test_sources_and_ptx_are_assembled(tmp_path: Path) -> None:
     path = write(tmp_path, "knl_name,co_name,tile_m,tile_n,layout\nk,k.s,32,128,i8\nbad,bad.s,32,128,i8\n")
     one, _, _ = ASM.compile(job(path, "k"))
     assert (one.shared, one.threads, one.launch["parameter_bytes"]) == (64, 256, 208)
-    with pytest.raises(InputError, match=r"refuses the source: .*bad\.s"):
-        ASM.compile(job(path, "bad"))
+    refuses(r"refuses the source: .*bad\.s", ASM.compile, job(path, "bad"))
 
 
 def plan(folder: Path, *options: str) -> int:
@@ -339,7 +331,9 @@ def plan(folder: Path, *options: str) -> int:
     return launch_plan.main([*size, "-o", str(folder), "--num_threads", "1", "--backend", "asm", *options])
 
 
-def test_plan_of_an_assembly_kernel(kernels: dict[str, OwnKernel], tmp_path: Path, monkeypatch: Patch) -> None:
+def test_plan_of_an_assembly_kernel_or_why_none_fits(
+    kernels: dict[str, OwnKernel], tmp_path: Path, monkeypatch: Patch, capsys: Capsys
+) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     code, launch, path = kernels["gfx942"]
     assert plan(tmp_path, "--manifest", str(path)) == 0
@@ -348,11 +342,6 @@ def test_plan_of_an_assembly_kernel(kernels: dict[str, OwnKernel], tmp_path: Pat
     assert [b["name"] for b in data["buffers"]] == ["a", "b", "c", "workspace", "semaphore"]
     assert (tmp_path / data["object"]).read_bytes() == code
     emulated.run(tmp_path / "plan_0.json", tmp_path)
-
-
-def test_plan_says_why_no_kernel_fits(
-    kernels: dict[str, OwnKernel], tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "-dtype_a", "bf16") == 2
     assert "it is for fp16, not bf16" in capsys.readouterr().err
@@ -360,8 +349,7 @@ def test_plan_says_why_no_kernel_fits(
     assert "its code object is for sm90, not gfx942" in capsys.readouterr().err
     name = asm.survey(SIZE, GFX942, [kernels["gfx942"][2]])[0][0].name.replace("gm1__sk2", "gm1__sk3")
     assert plan(tmp_path, "--manifest", str(kernels["gfx942"][2]), "--config", name) == 2
-    assert "its splits along K can be 2, not 3" in capsys.readouterr().err
-    assert plan(tmp_path) == 2
+    assert "its splits along K can be 2, not 3" in capsys.readouterr().err and plan(tmp_path) == 2
     assert "TRITONGEMM_ASM_MANIFESTS names none" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ import pytest
 from triton.backends.compiler import GPUTarget
 
 from tests.support import raising
-from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, each, loader, matrices, registry
+from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, cases, each, heavy, loader, matrices, registry
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
 from tritongemm.backends.triton.role_frames import shorten
@@ -55,7 +55,7 @@ def assembly() -> dict[Config, tuple[str, str]]:
     return {config: compiled(config, scaled())[1:] for config in (PAIR, HIGH_PAIR, AHEAD)}
 
 
-def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> None:
+def test_every_mark_is_carried_out_and_the_first_weights_come_early(assembly: dict[Config, tuple[str, str]]) -> None:
     for config, (before, after) in assembly.items():
         marks = re.findall(r"// tritongemm: ([a-z ]+)\n", before)
         assert "alone" in marks and "tritongemm: " not in after
@@ -66,18 +66,20 @@ def test_every_mark_is_carried_out(assembly: dict[Config, tuple[str, str]]) -> N
         assert removed >= arrivals, "no group waits for its threads before it arrives"
         assert ("arrive at both" in marks) == (config in (PAIR, HIGH_PAIR))
         assert "newest assembler" not in before + after, "that is for tiles of unlike parts and of three groups"
+    after = assembly[AHEAD][1]
+    fetched = re.search(r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global \[%\S+, \{[^}]*\}\];", after)
+    assert fetched and after.count("prefetch.tensor") == 1, "of B alone, and into no shared memory"
+    assert re.search(r"griddepcontrol\.wait", after[fetched.end() :])
+    assert all("prefetch.tensor" not in assembly[config][1] for config in (PAIR, HIGH_PAIR))
 
 
-@pytest.mark.parametrize(
-    ("split", "columns"), [*(pytest.param(n, 32, marks=pytest.mark.heavy) for n in (2, 4)), (2, 48)]
-)
+@pytest.mark.parametrize(("split", "columns"), [*(heavy(n, 32) for n in (2, 4)), (2, 48)])
 def test_splits_send_each_other_their_columns(split: int, columns: int) -> None:
     """All that is stored between the marks goes to another program, nothing else: 64 rows of floats over the splits.
 
     24 columns of a padded tile are three pieces.
     """
-    config = replace(EXCHANGING, block_n=columns, split_k=split)
-    built, before, after = compiled(config, scaled(64))
+    built, before, after = compiled(replace(EXCHANGING, block_n=columns, split_k=split), scaled(64))
     launch = registry.get(KernelBackend, "triton").launch(built, scaled(64), SM90)
     assert isinstance(launch, Launch) and (launch.cluster, built.spills) == (split, 0)
     stores = 64 * columns // split // (128 * 4)  # of 16 bytes a thread, to each other program
@@ -89,37 +91,30 @@ def test_splits_send_each_other_their_columns(split: int, columns: int) -> None:
     assert after.count("mbarrier.try_wait.parity.acquire.cluster.shared::cta") == 1
 
 
-@each(
-    ("config", "exchanges"),
-    [
-        (EXCHANGING, True),
-        (replace(EXCHANGING, split_k=3), False),
-        (replace(EXCHANGING, split_k=1), False),
-        (replace(EXCHANGING, block_n=112), True),  # padded
-        (replace(EXCHANGING, block_n=112, split_k=4), False),
-        (replace(EXCHANGING, block_n=104), False),  # halves of 52 columns
-        (replace(EXCHANGING, block_m=256, block_n=160, num_warps=8), False),
-        (replace(EXCHANGING, options=(("pair", 1),)), False),
-        (replace(EXCHANGING, options=(("epilogue_parts", 2),)), False),
-        (replace(EXCHANGING, block_m=128, block_n=256, num_warps=8), False),  # its sums want too much shared memory
-        (Config("ws_tma_swapped", 16, 64, 128, split_k=2, num_warps=4), True),
-        (
-            Config("ws_tma_swapped", 16, 64, 128, split_k=4, num_warps=4),
-            False,
-        ),  # 4 columns are less than an instruction's
-        (Config("tma", 64, 64, 128, split_k=2, num_warps=4), False),
-        (Config("gemm", 64, 64, 128, split_k=2, num_warps=4, backend="ck"), False),
-    ],
+@cases(
+    (EXCHANGING, True),
+    (replace(EXCHANGING, split_k=3), False),
+    (replace(EXCHANGING, split_k=1), False),
+    (replace(EXCHANGING, block_n=112), True),  # padded
+    (replace(EXCHANGING, block_n=112, split_k=4), False),
+    (replace(EXCHANGING, block_n=104), False),  # halves of 52 columns
+    (replace(EXCHANGING, block_m=256, block_n=160, num_warps=8), False),
+    (replace(EXCHANGING, options=(("pair", 1),)), False),
+    (replace(EXCHANGING, options=(("epilogue_parts", 2),)), False),
+    (replace(EXCHANGING, block_m=128, block_n=256, num_warps=8), False),  # its sums want too much shared memory
+    (Config("ws_tma_swapped", 16, 64, 128, split_k=2, num_warps=4), True),
+    (Config("ws_tma_swapped", 16, 64, 128, split_k=4, num_warps=4), False),
+    (Config("tma", 64, 64, 128, split_k=2, num_warps=4), False),
+    (Config("gemm", 64, 64, 128, split_k=2, num_warps=4, backend="ck"), False),
 )
-def test_which_splits_exchange_sums(config: Config, exchanges: bool) -> None:
+def test_which_splits_exchange_sums(config: Config, exchanges: bool, /) -> None:
     assert exchanges_sums(config) == exchanges
 
 
 def test_sums_are_sent_completely_or_not_at_all() -> None:
     """Where Triton stores part of a sum in another form, the kernel is compiled without edits, and adds through L2."""
     _, before, after = compiled(replace(EXCHANGING, block_n=32, split_k=4), scaled(64))
-    first = before.index("// tritongemm: send\n")
-    stored = before.index("st.shared.v4.b32", first)
+    stored = before.index("st.shared.v4.b32", before.index("// tritongemm: send\n"))
     other = before[:stored] + before[stored:].replace("st.shared.v4.b32", "st.shared.v4.f32", 1)
     with pytest.raises(UnknownAssemblyError, match="send"):
         edit(other)
@@ -128,8 +123,7 @@ def test_sums_are_sent_completely_or_not_at_all() -> None:
 
 def test_splits_without_blocks_of_their_own_exchange_nothing() -> None:
     triton = registry.get(KernelBackend, "triton")
-    short = replace(scaled(64), k=128)
-    assert "must have a block of K" in triton.check(EXCHANGING, short, SM90).reason
+    assert "must have a block of K" in triton.check(EXCHANGING, replace(scaled(64), k=128), SM90).reason
 
 
 def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]]) -> None:
@@ -149,16 +143,7 @@ def test_blocks_of_256_bytes_come_in_two_pieces() -> None:
     options = (("ahead", 2), ("pair", 1))
     after = compiled(replace(PAIR, block_k=256, num_stages=5, options=options), linear)[2]
     copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
-    assert ["multicast" in c for c in copies] == [True, True, False, False]
-    assert after.count("prefetch.tensor") == 2
-
-
-def test_the_first_weights_come_before_the_last_kernel_has_ended(assembly: dict[Config, tuple[str, str]]) -> None:
-    after = assembly[AHEAD][1]
-    fetched = re.search(r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global \[%\S+, \{[^}]*\}\];", after)
-    assert fetched and after.count("prefetch.tensor") == 1, "of B alone, and into no shared memory"
-    assert re.search(r"griddepcontrol\.wait", after[fetched.end() :])
-    assert all("prefetch.tensor" not in assembly[config][1] for config in (PAIR, HIGH_PAIR))
+    assert ["multicast" in c for c in copies] == [True, True, False, False] and after.count("prefetch.tensor") == 2
 
 
 @each(("config", "rows"), [(AHEAD, (1, 64)), (HIGH_PAIR, (64, 64))])
@@ -203,9 +188,12 @@ def test_roles_meet_once_and_end_alone(assembly: dict[Config, tuple[str, str]]) 
             assert shorten(other) == other
 
 
-def test_a_text_without_marks_stays_as_it_is() -> None:
+def test_texts_without_marks_and_instructions_behind_the_next_stay() -> None:
     text = ".visible .entry k(\n)\n{\n\tbar.sync \t0, 128;\n\tret;\n}\n"
     assert edit(text) == text
+    text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: fetched\n"
+    with pytest.raises(UnknownAssemblyError):
+        edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
 
 
 @each("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112", "apart 14336"])
@@ -214,17 +202,11 @@ def test_what_is_not_there_is_reported(what: str) -> None:
         edit(f".entry k(\n)\n{{\n\t// tritongemm: {what}\n\tret;\n}}\n")
 
 
-def test_an_instruction_behind_the_next_mark_is_not_taken() -> None:
-    text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: fetched\n"
-    with pytest.raises(UnknownAssemblyError):
-        edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
-
-
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
         (Config("ws_tma", 64, 112, 64, num_warps=4, num_stages=3), "bf16"),
-        pytest.param(Config("ws_tma", 64, 112, 128, num_warps=4, num_stages=3), "int8", marks=pytest.mark.heavy),
+        heavy(Config("ws_tma", 64, 112, 128, num_warps=4, num_stages=3), "int8"),
     ],
 )
 def test_a_padded_tile_is_multiplied_as_wide_as_it_is(config: Config, kind: str) -> None:
@@ -265,8 +247,7 @@ def test_a_launch_of_pairs(m: int, n: int, config: Config, pairs: int) -> None:
     jobs = [triton.compile_job(config, one, SM90) for one in (scaled(), problem)]
     assert jobs[0].digest == jobs[1].digest, "one binary for all sizes"
     launch = triton.launch(compiled(config, scaled())[0], problem, SM90)
-    assert isinstance(launch, Launch)
-    assert launch.cluster == 2 and launch.grid == (2 * pairs, 1, 1)
+    assert isinstance(launch, Launch) and launch.cluster == 2 and launch.grid == (2 * pairs, 1, 1)
 
 
 @pytest.mark.parametrize(("m", "n", "programs"), [(64, 928, 30), (32, 960, 30), (4096, 4096, 132)])
@@ -277,8 +258,7 @@ def test_a_launch_of_adjacent_programs(m: int, n: int, programs: int) -> None:
     built, _, after = compiled(config, scaled())
     assert built.digest == triton.compile_job(ALONE, problem, SM90).digest, "the binary is that of other launches"
     launch = triton.launch(built, problem, SM90)
-    assert isinstance(launch, Launch)
-    assert launch.cluster == 2 and launch.grid == (programs, 1, 1)
+    assert isinstance(launch, Launch) and launch.cluster == 2 and launch.grid == (programs, 1, 1)
     assert "shared::cluster.global.mbarrier::complete_tx::bytes.multicast" not in after, "each fetches for itself"
     for other in (replace(config, split_k=2), replace(config, options=(("adjacent", 1), ("share", 1)))):
         assert "adjacent must be 0, or 1 without" in triton.check(other, problem, SM90).reason
@@ -331,19 +311,16 @@ def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
         assert re.search(r"m64n128k32(?:(?!wait_group).)*m64n64k32.*?wait_group\.sync\.aligned 1;", after, re.DOTALL)
 
 
-@each(
-    ("own", "other", "used"),
-    [
-        ("12.8", "12.9", "12.9"),
-        ("12.8", "12.10", "12.10"),  # no decimal fraction
-        ("12.8", "13.1", "12.8"),  # a driver of CUDA 12 may refuse it
-        ("13.4", "12.9", "13.4"),
-        ("12.8", "", "12.8"),
-        ("12.8", "12.99", "12.8"),  # it fails, as one that TRITON_PTXAS_BLACKWELL_PATH names may
-    ],
+@cases(
+    ("12.8", "12.9", "12.9"),
+    ("12.8", "12.10", "12.10"),  # no decimal fraction
+    ("12.8", "13.1", "12.8"),  # a driver of CUDA 12 may refuse it
+    ("13.4", "12.9", "13.4"),
+    ("12.8", "", "12.8"),
+    ("12.8", "12.99", "12.8"),  # it fails, as one that TRITON_PTXAS_BLACKWELL_PATH names may
 )
 def test_the_newest_assembler_of_the_same_major_version_is_used(
-    own: str, other: str, used: str, monkeypatch: Patch
+    own: str, other: str, used: str, /, monkeypatch: Patch
 ) -> None:
     import triton
     from triton.backends.nvidia import compiler

@@ -79,7 +79,7 @@ def test_every_layout_and_bias(library: blaslt_library.Library, row_a: bool, row
     assert peek(library, "matmuls") == 2
 
 
-def test_rows_further_apart_and_batches(library: blaslt_library.Library) -> None:
+def test_rows_further_apart_batches_and_one_row_whose_stride_says_nothing(library: blaslt_library.Library) -> None:
     problem = Problem(4, 6, 5, *matrices(*F32, layout="TN"))
     a, b = torch.randn(4, 9)[:, :5], torch.randn(6, 11)[:, :5].T
     c = torch.zeros(4, 8)
@@ -90,6 +90,10 @@ def test_rows_further_apart_and_batches(library: blaslt_library.Library) -> None
     prepared(problem, named(a, b, None, c))()
     torch.testing.assert_close(c, a @ b)
     assert blaslt.prepare_call(problem, named(torch.randn(3, 8, 5)[:, ::2], b, None, c)) is None
+    problem = Problem(1, 6, 5, *matrices(*F32))
+    a, b, _, c = operands(problem)
+    prepared(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
+    torch.testing.assert_close(c, a @ b)
 
 
 @pytest.mark.parametrize("shared", ["a", "b"])
@@ -102,13 +106,6 @@ def test_what_a_batch_shares_is_read_again(library: blaslt_library.Library, shar
     for _ in range(2):
         call()
         torch.testing.assert_close(tensors["c"].double(), family.reference(problem, tensors), rtol=1e-5, atol=1e-5)
-
-
-def test_one_row_whose_stride_says_nothing(library: blaslt_library.Library) -> None:
-    problem = Problem(1, 6, 5, *matrices(*F32))
-    a, b, _, c = operands(problem)
-    prepared(problem, named(a.as_strided((1, 5), (1, 1)), b, None, c))()
-    torch.testing.assert_close(c, a @ b)
 
 
 def test_algorithms_become_configs_that_find_their_way_back(library: blaslt_library.Library) -> None:
@@ -240,7 +237,7 @@ def test_what_the_library_lacks_is_none_and_what_fails_is_named(library: blaslt_
         assert [x.option("index") for x in blaslt.list_configs(problem, named(a, b, None, c))] == [0, 1, 2, 4, 5]
 
 
-def test_scales_reach_the_library_and_descriptors_are_given_back(library: blaslt_library.Library) -> None:
+def test_scales_reach_the_library_also_for_each_row_and_column(library: blaslt_library.Library) -> None:
     a, b, d = torch.randn(3, 2), torch.randn(2, 3), torch.zeros(2, 2)
     scale_a, scale_b = torch.tensor(2.0), torch.tensor(0.5)
     matmul = Matmul(
@@ -260,9 +257,6 @@ def test_scales_reach_the_library_and_descriptors_are_given_back(library: blaslt
     assert peek(library, "alive") > 0  # the call holds them
     del start
     assert peek(library, "alive") == 0
-
-
-def test_scales_for_each_row_and_column(library: blaslt_library.Library) -> None:
     a, b, d = torch.randn(3, 2), torch.randn(4, 3), torch.zeros(4, 2)  # column-major: 2 x 3, 3 x 4, 2 x 4
     scale_a, scale_b = torch.rand(2), torch.rand(4)
     matmul = Matmul(
@@ -299,8 +293,7 @@ def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(
     asked.clear()
     integers = registry.get(Family, "a8w8").problem(Problem(5, 7, 3, *matrices("int8", c="bf16", layout="TN")))
     tensors = registry.get(Family, "a8w8").make_inputs(integers, "cpu") | {"c": torch.zeros(5, 7, dtype=torch.bfloat16)}
-    assert blaslt.prepare_call(integers, tensors) is None
-    assert asked == []
+    assert blaslt.prepare_call(integers, tensors) is None and asked == []
 
 
 def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations() -> None:
@@ -312,7 +305,12 @@ def test_fp8_output_has_a_wider_c_on_nvidia_and_both_accumulations() -> None:
     assert (entire.compute, entire.scale, entire.trans) == ("int32", "int32", "NN")
 
 
-def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: Patch) -> None:
+def test_without_a_gpu_a_library_or_its_symbols_it_says_so(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "empty.c").write_text("int nothing;")
+    path = tmp_path / "empty.so"
+    subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)], check=True, timeout=60)
+    with pytest.raises(UnavailableError, match=r"empty\.so has no cublasLtCreate"):
+        blaslt_library.Library(blaslt_tables.NVIDIA, ctypes.CDLL(str(path)))
     if driver.find_vendor() is None:
         assert "no CUDA or HIP driver" in registry.available(Backend, "blaslt").reason
     blaslt_library.open_library.cache_clear()
@@ -326,11 +324,3 @@ def test_without_a_gpu_or_a_library_it_says_so(monkeypatch: Patch) -> None:
     for vendor, label in (("amd", "hipblaslt"), ("nvidia", "cublaslt"), (None, "cublaslt")):
         monkeypatch.setattr(blaslt, "vendor", lambda vendor=vendor: vendor)
         assert label == registry.get(Backend, "blaslt").label
-
-
-def test_a_library_that_lacks_a_symbol_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "empty.c").write_text("int nothing;")
-    path = tmp_path / "empty.so"
-    subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)], check=True, timeout=60)
-    with pytest.raises(UnavailableError, match=r"empty\.so has no cublasLtCreate"):
-        blaslt_library.Library(blaslt_tables.NVIDIA, ctypes.CDLL(str(path)))

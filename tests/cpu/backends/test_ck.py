@@ -11,12 +11,13 @@ import pytest
 
 from tests.support import emulated, scaled_operands
 from tests.support.covering import pairwise
-from tests.support.nouns import Artifact, Capsys, Config, Family, KernelBackend, Patch, Target, each, registry
+from tests.support.nouns import Artifact, Capsys, Config, Family, KernelBackend, Patch, Target, cases, refuses, registry
+from tests.support.tables import apart, heavy
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.ck import backend as ck_module
 from tritongemm.backends.ck import instances as ck_instances
 from tritongemm.cli import launch_plan
-from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.errors import UnavailableError
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.hip_ext.binaries import elf
 from tritongemm.hip_ext.compilers import hip_compiler
@@ -36,7 +37,7 @@ EVERY = pairwise([GFX942, GFX950], ["TN", "TT", "NN", "NT"], SIZES)
 
 @pytest.mark.parametrize(
     ("facts", "layout", "size"),
-    [*EVERY[:2], *(pytest.param(*case, marks=pytest.mark.heavy) for case in EVERY[2:])],
+    [*EVERY[:2], *(heavy(*case) for case in EVERY[2:])],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_every_size_has_instances_that_render(facts: Target, layout: str, size: tuple[int, int, int]) -> None:
@@ -44,14 +45,12 @@ def test_every_size_has_instances_that_render(facts: Target, layout: str, size: 
     configs = ck.candidates(problem, facts)
     assert configs
     for config in configs:
-        assert Config.parse(config.name) == config
-        assert ck.check(config, problem, facts)
+        assert Config.parse(config.name) == config and ck.check(config, problem, facts)
         text = ck_module.source(config, problem)
-        assert "{{" not in text
-        assert f"{config.block_m}, {config.block_n}, {config.block_k}, " in text
+        assert "{{" not in text and f"{config.block_m}, {config.block_n}, {config.block_k}, " in text
 
 
-def test_few_instances_are_compiled_for_a_size() -> None:
+def test_few_instances_are_compiled_and_called_with_sizes_strides_and_splits() -> None:
     section = target_files.space_file("gfx942")["ck"]
     configs = ck.candidates(BF16, GFX942)
     instances = {_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}
@@ -59,6 +58,11 @@ def test_few_instances_are_compiled_for_a_size() -> None:
     tiles = [i.tile for i in instances]
     assert max(map(tiles.count, tiles)) <= section["alike"]
     assert len(ck.candidates(BF16, GFX942, everything=True)) > 10 * len(configs)
+    config, problem = (Config.parse(SMALL.replace("sk1", "sk4")), Problem(5, 64, 4096, *matrices("bf16", layout="TN")))
+    built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck_module._parameters(problem)]})
+    call = ck.launch(built, problem, GFX942)
+    values = {n: p.value for (n, _), p in zip(ck_module._parameters(problem), call.params, strict=True)}
+    assert values | {"M": 5, "N": 64, "K": 4096, "lda": 4096, "ldb": 4096, "ldc": 64, "splits": 4} == values
 
 
 def test_threads_share_the_tiles() -> None:
@@ -76,23 +80,19 @@ def test_threads_share_the_tiles() -> None:
                 assert config.block_k % (columns * part["k1"]) == 0
                 assert (size if across else problem.k) % part["vector"] == 0
             _, down, _, wide = shape["c"]["threads"]
-            assert down * wide == shape["threads"]
-            assert problem.n % shape["c"]["vector"] == 0
+            assert down * wide == shape["threads"] and problem.n % shape["c"]["vector"] == 0
 
 
-@each(
-    ("change", "reason"),
-    [
-        ("bm256__bn256__bk256", "LDS 262144 > 65536"),
-        ("pipeline2", "pipeline v2; there are v1, v3"),
-        ("pipeline4__wave_m2__xdl16__", "1 K blocks for pipeline v4, which wants 4"),
-        ("interwave1__pipeline3", "interwave is of pipeline v1 alone"),
-        ("wave_m4", "4 x 4/4 waves of 16 x 16 don't tile 32 x 32"),
-        ("w1__", "1 x 1"),
-        ("universall", "no template universall"),
-    ],
+@cases(
+    ("bm256__bn256__bk256", "LDS 262144 > 65536"),
+    ("pipeline2", "pipeline v2; there are v1, v3"),
+    ("pipeline4__wave_m2__xdl16__", "1 K blocks for pipeline v4, which wants 4"),
+    ("interwave1__pipeline3", "interwave is of pipeline v1 alone"),
+    ("wave_m4", "4 x 4/4 waves of 16 x 16 don't tile 32 x 32"),
+    ("w1__", "1 x 1"),
+    ("universall", "no template universall"),
 )
-def test_reasons(change: str, reason: str) -> None:
+def test_reasons(change: str, reason: str, /) -> None:
     name = SMALL
     for part in filter(None, change.split("__")):
         key = re.sub(r"\d+$", "", part)
@@ -107,25 +107,21 @@ def test_reasons(change: str, reason: str) -> None:
     assert reason in ck.check(Config.parse(name), problem, GFX942).reason
 
 
-@each(
-    ("problem", "facts", "reason"),
-    [
-        (BF16, target_files.load_target("sm90"), "not sm90"),
-        (replace(BF16, batch=2), GFX942, "it computes single products, not batched ones"),
-        (replace(BF16, b=BF16.b._replace(dtype="fp16")), GFX942, "of one type"),
-        (replace(BF16, c=Operand("fp16")), GFX942, "bf16 operands give bf16 here"),
-        (Problem(8, 8, 64, *matrices("fp32")), GFX942, "give nothing here"),
-        (Problem(8, 8, 64, *matrices("int8", c="int32"), bias="n"), GFX942, "no bias on integers"),
-        (
-            replace(BF16, a=BF16.a._replace(dtype="fp4e2m1"), b=BF16.b._replace(dtype="fp4e2m1")),
-            GFX942,
-            "fp4e2m1 on gfx950 only, not on gfx942",
-        ),
-    ],
+@cases(
+    (BF16, target_files.load_target("sm90"), "not sm90"),
+    (replace(BF16, batch=2), GFX942, "it computes single products, not batched ones"),
+    (replace(BF16, b=BF16.b._replace(dtype="fp16")), GFX942, "of one type"),
+    (replace(BF16, c=Operand("fp16")), GFX942, "bf16 operands give bf16 here"),
+    (Problem(8, 8, 64, *matrices("fp32")), GFX942, "give nothing here"),
+    (Problem(8, 8, 64, *matrices("int8", c="int32"), bias="n"), GFX942, "no bias on integers"),
+    (
+        replace(BF16, a=BF16.a._replace(dtype="fp4e2m1"), b=BF16.b._replace(dtype="fp4e2m1")),
+        GFX942,
+        "fp4e2m1 on gfx950 only, not on gfx942",
+    ),
 )
-def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str) -> None:
-    assert reason in ck.supports(problem, facts).reason
-    assert ck.candidates(problem, facts) == []
+def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str, /) -> None:
+    assert reason in ck.supports(problem, facts).reason and ck.candidates(problem, facts) == []
 
 
 def test_what_a_binary_depends_on(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -196,20 +192,17 @@ MX_SHUFFLED = "ck.mx_shuffled__bm32__bn128__bk256__gm1__sk1__w4__s2__pipeline3__
 SHUFFLED = "ck.{}_shuffled__bm{}__bn{}__bk{}__gm1__sk1__w4__s2__interwave0__pipeline{}__wave_m1__xdl16"
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype", "facts", "template", "says"),
-    [
-        ("dense", "bf16", GFX950, "universal", "DeviceGemm_Xdl_CShuffleV3_BPreshuffle<"),
-        ("a8w8", "fp8e4m3fnuz", GFX942, "universal", "DeviceGemmMultiD_Xdl_CShuffle_V3_BPreshuffle<"),
-        (
-            "a8w8_blockscale", "fp8e4m3fn", GFX950, "ab_scale",
-            "DeviceGemmMultiD_BlockScale_Xdl_CShuffle_V3_BPreshuffle<",
-        ),
-        ("a4w4_blockscale", "fp4e2m1", GFX950, "mx", "Row, ck::tensor_layout::gemm::MFMA, Row, A, int32_t"),
-    ],
+@apart(
+    ("dense", "bf16", GFX950, "universal", "DeviceGemm_Xdl_CShuffleV3_BPreshuffle<"),
+    ("a8w8", "fp8e4m3fnuz", GFX942, "universal", "DeviceGemmMultiD_Xdl_CShuffle_V3_BPreshuffle<"),
+    (
+        "a8w8_blockscale", "fp8e4m3fn", GFX950, "ab_scale",
+        "DeviceGemmMultiD_BlockScale_Xdl_CShuffle_V3_BPreshuffle<",
+    ),
+    ("a4w4_blockscale", "fp4e2m1", GFX950, "mx", "Row, ck::tensor_layout::gemm::MFMA, Row, A, int32_t"),
 )  # fmt: skip
 def test_b_in_aiters_order_has_instances_of_its_own(
-    family: str, dtype: str, facts: Target, template: str, says: str
+    family: str, dtype: str, facts: Target, template: str, says: str, /
 ) -> None:
     order = "shuffled_16x16"
     made, operands = registry.get(Family, family).problem, matrices(dtype, c="bf16", layout="TN", order=order)
@@ -226,33 +219,23 @@ def test_b_in_aiters_order_has_instances_of_its_own(
     assert not any(c.template.endswith("_shuffled") for c in ck.candidates(plain, facts))
     assert "does not read B in the order plain" in ck.check(configs[0], plain, facts).reason
     few = made(Problem(33, 512, 512, *operands))
-    deep = next(c for c in configs if c.block_k == 256)
-    assert "which wants 3" in ck.check(deep, few, facts).reason
+    assert "which wants 3" in ck.check(next(c for c in configs if c.block_k == 256), few, facts).reason
 
 
 @needs_ck
 @pytest.mark.emulator
-@pytest.mark.parametrize(
-    ("arch", "dtype", "family", "n", "name"),
-    [
-        ("gfx942", "fp8", "a8w8_blockscale_bpreshuffle", 128, SHUFFLED.format("ab_scale", 16, 64, 256, 1)),
-        ("gfx942", "fp8", "a8w8_bpreshuffle", 128, SHUFFLED.format("universal", 16, 64, 256, 1)),
-        ("gfx950", "fp4e2m1", "a4w4_bpreshuffle", 256, MX_SHUFFLED),
-    ],
+@apart(
+    ("gfx942", "fp8", "a8w8_blockscale_bpreshuffle", 128, SHUFFLED.format("ab_scale", 16, 64, 256, 1)),
+    ("gfx942", "fp8", "a8w8_bpreshuffle", 128, SHUFFLED.format("universal", 16, 64, 256, 1)),
+    ("gfx950", "fp4e2m1", "a4w4_bpreshuffle", 256, MX_SHUFFLED),
 )
-def test_instances_of_aiters_order_run(tmp_path: Path, arch: str, dtype: str, family: str, n: int, name: str) -> None:
+def test_instances_of_aiters_order_run(
+    arch: str, dtype: str, family: str, n: int, name: str, /, tmp_path: Path
+) -> None:
     types = ["-dtype_a", dtype, "-dtype_b", dtype, "-dtype_c", "bf16", "-col_b", "--family", family, "--target", arch]
     size = ["-m", "33", "-n", str(n), "-k", "1024", "--timeout", "600", "--num_threads", "1"]
     assert launch_plan.main([*size, *types, "--config", name, "-o", str(tmp_path)]) == 0
     emulated.run_scaled(tmp_path, tmp_path / "plan_0.json")
-
-
-def test_the_call_has_sizes_strides_and_splits() -> None:
-    config, problem = (Config.parse(SMALL.replace("sk1", "sk4")), Problem(5, 64, 4096, *matrices("bf16", layout="TN")))
-    built = Artifact(config, "", "kernel.so", launch={"parameters": [list(p) for p in ck_module._parameters(problem)]})
-    call = ck.launch(built, problem, GFX942)
-    values = {n: p.value for (n, _), p in zip(ck_module._parameters(problem), call.params, strict=True)}
-    assert values | {"M": 5, "N": 64, "K": 4096, "lda": 4096, "ldb": 4096, "ldc": 64, "splits": 4} == values
 
 
 def test_missing_headers_and_compilers_are_named(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -297,16 +280,11 @@ def test_bundles() -> None:
         ("hipv4-amdgcn-amd-amdhsa--gfx942:xnack-", b"nine"),
         ("hipv4-amdgcn-amd-amdhsa--gfx950", b"five"),
     )
-    assert elf.device_code(both, "gfx942") == b"nine"
-    assert elf.device_code(both, "gfx950") == b"five"
-    with pytest.raises(InputError, match=r"for host.*, hipv4-amdgcn-amd-amdhsa--gfx950, not gfx90a"):
-        elf.device_code(both, "gfx90a")
-    with pytest.raises(InputError, match="ends at byte"):
-        elf.device_code(both[:-2], "gfx950")
-    with pytest.raises(InputError, match="truncated"):
-        elf.device_code(both[:40], "gfx950")
-    with pytest.raises(InputError, match="not an ELF file"):
-        elf.device_code(b"CCOB", "gfx950")
+    assert elf.device_code(both, "gfx942") == b"nine" and elf.device_code(both, "gfx950") == b"five"
+    refuses(r"for host.*, hipv4-amdgcn-amd-amdhsa--gfx950, not gfx90a", elf.device_code, both, "gfx90a")
+    refuses("ends at byte", elf.device_code, both[:-2], "gfx950")
+    refuses("truncated", elf.device_code, both[:40], "gfx950")
+    refuses("not an ELF file", elf.device_code, b"CCOB", "gfx950")
 
 
 def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)) -> Path:
@@ -327,8 +305,7 @@ def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str) -
     data = json.loads(path.read_text())
     assert (data["grid"], data["block"]) == ([8, 1, 1], [256, 1, 1])
     assert [b["name"] for b in data["buffers"]] == (["a", "b", "bias", "c"] if bias else ["a", "b", "c"])
-    assert (tmp_path / "plan_0.so").is_file()
-    assert "cshuffle_v3" in data["kernel"]
+    assert (tmp_path / "plan_0.so").is_file() and "cshuffle_v3" in data["kernel"]
     if not bias:  # the same binary, whose splits add into an output that it zeroes first
         split = ["--target", arch, "--config", SMALL.replace("sk1", "sk4"), "-col_b"]
         more = json.loads(plan(tmp_path / "split", *split, size=(32, 68, 1001)).read_text())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Artifact, Config, KernelBackend, Patch, Target, each, registry
+from tests.support.nouns import Artifact, Config, KernelBackend, Patch, Target, cases, fails, heavy, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.cutlass import backend as cutlass_module
@@ -54,13 +54,13 @@ def tools(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("layout", ["TN", pytest.param("NT", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("layout", ["TN", heavy("NT")])
 @pytest.mark.parametrize(
     "size",
     [
         (1, 4096, 4096),
         (200, 328, 1096),
-        *(pytest.param(s, marks=pytest.mark.heavy) for s in ((64, 4096, 4096), (1024, 1280, 8192), (4096, 4096, 4096))),
+        *(heavy(s) for s in ((64, 4096, 4096), (1024, 1280, 8192), (4096, 4096, 4096))),
     ],
 )
 def test_every_size_has_instances_that_render(layout: str, size: tuple[int, int, int]) -> None:
@@ -72,8 +72,7 @@ def test_every_size_has_instances_that_render(layout: str, size: tuple[int, int,
     section = target_files.space_file("sm90")["cutlass"]
     assert len({_cpp_instances.at_run_time(c, section["run_time"]) for c in configs}) <= section["limit"]
     for config in configs:
-        assert Config.parse(config.name) == config
-        assert cutlass.check(config, problem, SM90)
+        assert Config.parse(config.name) == config and cutlass.check(config, problem, SM90)
         used = config.num_stages * cutlass_instances.stage_bytes(config, problem)
         assert used + cutlass_instances.epilogue_bytes(config, problem) <= SM90.lds_bytes
         assert f"StageCount<{config.num_stages}>" in cutlass_module.source(config, problem, SM90)
@@ -102,33 +101,26 @@ def test_a_swapped_kernel_computes_the_transpose() -> None:
         assert line in plain, line
 
 
-@each(
-    ("problem", "facts", "reason"),
-    [
-        (BF16, target_files.load_target("gfx942"), "not gfx942"),
-        (BF16, target_files.load_target("sm100"), "not sm100"),
-        (replace(BF16, k=4095), SM90, "lda 4095: rows must start at multiples of 16 bytes"),
-        (replace(BF16, n=4095), SM90, "ldc 4095"),
-        (replace(BF16, c=Operand("fp16")), SM90, "bf16 or fp32 here, not fp16"),
-        (Problem(64, 64, 64, *matrices("fp8e4m3fn", c="bf16")), SM90, "contiguous along K"),
-        (Problem(64, 64, 64, *matrices("int8", c="int32")), SM90, "give nothing here"),
-    ],
+@cases(
+    (BF16, target_files.load_target("gfx942"), "not gfx942"),
+    (BF16, target_files.load_target("sm100"), "not sm100"),
+    (replace(BF16, k=4095), SM90, "lda 4095: rows must start at multiples of 16 bytes"),
+    (replace(BF16, n=4095), SM90, "ldc 4095"),
+    (replace(BF16, c=Operand("fp16")), SM90, "bf16 or fp32 here, not fp16"),
+    (Problem(64, 64, 64, *matrices("fp8e4m3fn", c="bf16")), SM90, "contiguous along K"),
+    (Problem(64, 64, 64, *matrices("int8", c="int32")), SM90, "give nothing here"),
 )
-def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str) -> None:
-    assert reason in cutlass.supports(problem, facts).reason
-    assert cutlass.candidates(problem, facts) == []
+def test_problems_it_can_not_compute(problem: Problem, facts: Target, reason: str, /) -> None:
+    assert reason in cutlass.supports(problem, facts).reason and cutlass.candidates(problem, facts) == []
 
 
-@each(
-    ("name", "reason"),
-    [
-        (NAME.replace("pingpong", "cooperative").replace("bm128", "bm64"), "64 rows for warp groups that take 128"),
-        (NAME.replace("sk1", "sk2"), "pingpong does not share tiles"),
-        (NAME.replace("w12", "w8"), "8 warps, pingpong has 12"),
-        (NAME.replace("pingpong", "simple"), "no template simple"),
-    ],
+@cases(
+    (NAME.replace("pingpong", "cooperative").replace("bm128", "bm64"), "64 rows for warp groups that take 128"),
+    (NAME.replace("sk1", "sk2"), "pingpong does not share tiles"),
+    (NAME.replace("w12", "w8"), "8 warps, pingpong has 12"),
+    (NAME.replace("pingpong", "simple"), "no template simple"),
 )
-def test_reasons(name: str, reason: str) -> None:
+def test_reasons(name: str, reason: str, /) -> None:
     assert reason in cutlass.check(Config.parse(name), BF16, SM90).reason
 
 
@@ -159,13 +151,7 @@ def test_the_call_names_its_choices() -> None:
     assert room >= tiles * (4 * 128 * 128 + 8)
 
 
-def test_missing_tools_are_named(tools: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    assert cutlass.available()
-    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "nowhere"))
-    assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass_module._HEADER}" in cutlass.available().reason
-
-
-def test_a_compile_error_is_a_value(tools: Path, tmp_path: Path) -> None:
+def test_a_compiler_that_fails_hangs_or_is_missing_is_named(tools: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     compiler = BuildPool(ArtifactCache(tmp_path / "cache"), 1)
     try:
         built = compiler.build(cutlass.compile_job(Config.parse(NAME), BF16, SM90))
@@ -175,11 +161,10 @@ def test_a_compile_error_is_a_value(tools: Path, tmp_path: Path) -> None:
         "compile_failed",
         "InputError: nvcc refuses the source: kernel.cu(3): error: no",
     )
-
-
-def test_a_compiler_that_hangs_is_stopped() -> None:
-    with pytest.raises(Exception, match=r"took more than 0\.2 s"):
-        toolchain.run(["sleep", "5"], 0.2)
+    fails(Exception, r"took more than 0\.2 s", toolchain.run, ["sleep", "5"], 0.2)
+    assert cutlass.available()
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path / "nowhere"))
+    assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass_module._HEADER}" in cutlass.available().reason
 
 
 LIBRARY = """
@@ -214,7 +199,7 @@ def call(path: str, symbol: str = "run", runtime: str = "") -> HostLaunch:
     return HostLaunch(path, hashlib.sha256(content).hexdigest(), symbol, params, (), runtime)
 
 
-def test_host_calls_pass_their_arguments(library: str) -> None:
+def test_host_calls_pass_their_arguments_and_take_new_addresses(library: str) -> None:
     prepared = PreparedCall(call(library), {"a": 0x1000})
     prepared.launch(0x77)
     last = ctypes.CDLL(library).last
@@ -224,25 +209,18 @@ def test_host_calls_pass_their_arguments(library: str) -> None:
     prepared.setter("nothing")(1)
     prepared.launch(0x78)
     assert last()[:5] == [0x2000, 5, 2**40, 0x78, 25]
+    served = HostLaunchedKernel(call(library)).prepare(NO_DEVICE)
+    served.set_address("a")(0x3000)
+    served.set_address("bias")(0x1)  # it takes none
+    served.launch(0x79)
+    assert last()[:4] == [0x3000, 5, 2**40, 0x79]
 
 
 def test_what_a_host_call_refuses_is_named(library: str, tmp_path: Path) -> None:
     with pytest.raises(DriverError, match="misaligned operand") as refused:
         PreparedCall(call(library), {}).launch(0)
     assert (refused.value.name, refused.value.code) == ("REFUSED", -7)
-    with pytest.raises(DriverError, match="SYMBOL_NOT_FOUND"):
-        PreparedCall(call(library, "walk"), {})
+    fails(DriverError, "SYMBOL_NOT_FOUND", PreparedCall, call(library, "walk"), {})
     with pytest.raises(UnavailableError, match=r"absent\.so can't be opened: No such file"):
         PreparedCall(call(str(tmp_path / "absent.so")), {})
-    with pytest.raises(UnavailableError, match=r"does not load: libabsent\.so"):
-        PreparedCall(call(library, runtime="libabsent.so"), {})
-
-
-def test_a_served_host_call_takes_new_addresses(library: str) -> None:
-    prepared = HostLaunchedKernel(call(library)).prepare(NO_DEVICE)
-    last = ctypes.CDLL(library).last
-    last.restype = ctypes.POINTER(ctypes.c_longlong)
-    prepared.set_address("a")(0x3000)
-    prepared.set_address("bias")(0x1)  # it takes none
-    prepared.launch(0x79)
-    assert last()[:4] == [0x3000, 5, 2**40, 0x79]
+    fails(UnavailableError, r"does not load: libabsent\.so", PreparedCall, call(library, runtime="libabsent.so"), {})

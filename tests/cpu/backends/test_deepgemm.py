@@ -68,15 +68,21 @@ def test_block_scales_are_as_the_copy_engine_reads_them(deep_gemm: Any, pair: st
     assert deep_gemm.switched and not deep_gemm.overlaps  # as it was before
 
 
-def test_bf16_in_any_layout(deep_gemm: Any) -> None:
+def test_bf16_in_any_layout_and_padded_groups_as_they_are(deep_gemm: Any) -> None:
     family = registry.get(Family, "dense")
     for rows_a in (True, False):
         for rows_b in (True, False):
             problem = Problem(40, 48, 64, *matrices("bf16", layout="NT"[rows_a] + "NT"[rows_b]))
             operands = family.make_inputs(problem, "cpu") | {"c": torch.empty(40, 48, dtype=torch.bfloat16)}
-            call = BACKEND.operation(problem, operands)
-            assert call is not None and BACKEND.supports(problem, SM90)
+            assert BACKEND.operation(problem, operands) is not None and BACKEND.supports(problem, SM90)
             assert deviation(operands["c"], family.reference(problem, operands)) < family.tolerance(problem)
+    problem = family.problem(Problem(30, 16, 64, *matrices("bf16", layout="TN"), groups=Groups(3)))
+    operands = family.make_inputs(problem, "cpu") | {"c": torch.full((30, 16), float("nan"), dtype=torch.bfloat16)}
+    call: Any = BACKEND.operation(problem, operands)
+    padded = call()
+    assert padded.shape == (384, 16) and bool(operands["c"].isnan().all())
+    rows = torch.cat([padded[first : first + 10] for first in (0, 128, 256)])
+    assert deviation(rows, family.reference(problem, operands)) < family.tolerance(problem)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8e4m3fn"])
@@ -102,17 +108,6 @@ def test_groups_of_rows(deep_gemm: Any, dtype: str, counts: tuple[int, ...], roo
     c, exact = grouped.written(problem, operands["c"], family.reference(problem, operands))
     assert deviation(c, exact) < family.tolerance(problem)
     assert not BACKEND.load(Record(problem, "sm90", config, "deepgemm", 1e-6, 0.0, "events"), 0, NO_CAPTURE)
-
-
-def test_padded_groups_are_given_as_they_are_to_a_user(deep_gemm: Any) -> None:
-    family = registry.get(Family, "dense")
-    problem = family.problem(Problem(30, 16, 64, *matrices("bf16", layout="TN"), groups=Groups(3)))
-    operands = family.make_inputs(problem, "cpu") | {"c": torch.full((30, 16), float("nan"), dtype=torch.bfloat16)}
-    call: Any = BACKEND.operation(problem, operands)
-    padded = call()
-    assert padded.shape == (384, 16) and bool(operands["c"].isnan().all())
-    rows = torch.cat([padded[first : first + 10] for first in (0, 128, 256)])
-    assert deviation(rows, family.reference(problem, operands)) < family.tolerance(problem)
 
 
 def test_what_it_lacks_is_refused_with_the_number_that_decides() -> None:
@@ -185,5 +180,4 @@ def test_scales_that_would_be_copied_are_not_served(deep_gemm: Any) -> None:
         (config, *_) = BACKEND.list_algorithms(problem, operands)
         refused = BACKEND.load(Record(problem, "sm90", config, "deepgemm", 1e-6, 0.0, "events"), 0, NO_CAPTURE)
         assert isinstance(refused, Support) and said in refused.reason
-    padded = scaled_operands.problem(9, 32, 256, PAIRS["block, A padded"])
-    assert served._reads_as_they_are(padded)
+    assert served._reads_as_they_are(scaled_operands.problem(9, 32, 256, PAIRS["block, A padded"]))

@@ -79,15 +79,22 @@ def test_a_scaled_algorithm_serves_operands_that_move(library: Library, pair: st
         assert deviation(operands["c"], exact) < 2**-7
 
 
-def test_factors_that_would_be_copied_are_not_served(library: Library) -> None:
+def test_factors_that_would_be_copied_and_shuffled_ones_of_fp4(library: Library) -> None:
     for pair, k, said in (("block, A in rows", 512, "scale_a as [4, 8]"), ("block, A in groups", 384, "[1, 4]")):
         problem = scaled_operands.problem(8, 32, k, PAIRS[pair])
         operands, _ = scaled_operands.operands(problem)
         config = blaslt.list_configs(problem, operands, 1)[0]
         record = Record(problem, "sm90", config, "blaslt", 1e-6, 0.0, "events")
         refused = served_algorithm.load_tuned(record, 0, NO_CAPTURE)
-        assert isinstance(refused, Support)
-        assert said in refused.reason
+        assert isinstance(refused, Support) and said in refused.reason
+    fp4 = registry.get(Family, "a4w4_blockscale").problem(
+        Problem(64, 96, 256, *matrices("fp4e2m1", c="bf16", layout="TN"))
+    )
+    assert scale_modes.modes(fp4) == ("blk32_ue8m0_swizzled",) * 2
+    assert scale_modes.supports(fp4, GFX950, "amd", lambda: 0) and scale_modes.reads_as_they_are(fp4)
+    assert not scale_modes.supports(fp4, SM100, "nvidia", lambda: 130100)
+    matmul = blaslt.with_scales(blaslt.to_matmul(fp4, (256, 256, 96), (0, 0, 0), 16, "amd"), fp4)
+    assert matmul is not None and (matmul.a.dtype, matmul.a.rows, matmul.a.ld) == ("fp4e2m1", 256, 256)
 
 
 def test_what_the_library_lacks_is_refused_by_name() -> None:
@@ -105,14 +112,3 @@ def test_what_the_library_lacks_is_refused_by_name() -> None:
     assert "no scales that cover" in asked(replace(block, b=block.b._replace(scaling=Scaling(rows=64, depth=128))))
     assert registry.get(Backend, "blaslt").supports(block, SM90)
     assert "M must be a multiple of 4" in asked(replace(block, m=3))
-
-
-def test_shuffled_factors_of_fp4_are_read_as_they_are() -> None:
-    fp4 = registry.get(Family, "a4w4_blockscale").problem(
-        Problem(64, 96, 256, *matrices("fp4e2m1", c="bf16", layout="TN"))
-    )
-    assert scale_modes.modes(fp4) == ("blk32_ue8m0_swizzled",) * 2
-    assert scale_modes.supports(fp4, GFX950, "amd", lambda: 0) and scale_modes.reads_as_they_are(fp4)
-    assert not scale_modes.supports(fp4, SM100, "nvidia", lambda: 130100)
-    matmul = blaslt.with_scales(blaslt.to_matmul(fp4, (256, 256, 96), (0, 0, 0), 16, "amd"), fp4)
-    assert matmul is not None and (matmul.a.dtype, matmul.a.rows, matmul.a.ld) == ("fp4e2m1", 256, 256)

@@ -70,11 +70,24 @@ def test_copies_are_made_before_the_call_and_only_where_they_must(hopper: None) 
     assert deviation(call(), exact) < 2**-7
 
 
-def test_what_this_pytorch_refuses_is_none() -> None:
+def test_what_this_pytorch_refuses_or_has_no_function_for() -> None:
     problem = scaled_operands.problem(33, 64, 256, PAIRS["block, A in groups"])
     operands, _ = scaled_operands.operands(problem)
     assert BACKEND.operation(problem, operands) is None  # PyTorch has it on Hopper alone
     assert BACKEND.list_algorithms(problem, operands) == []
+    block = scaled_operands.problem(33, 64, 256, PAIRS["block, A in rows"])
+    assert torch_backend.function(block) == "scaled_mm" and BACKEND.torch_function(block) == ""
+    for other in (
+        replace(block, c=Operand("fp8e4m3fn")),
+        replace(block, bias="n"),
+        replace(block, n=40),
+        replace(block, b=block.b._replace(order="shuffled_16x16")),
+        replace(block, b=block.b._replace(scaling=Scaling(rows=64, depth=128))),
+        replace(block, b=block.b._replace(scaling=None)),
+    ):
+        assert torch_backend.function(other) == ""
+    assert coverage(replace(block, b=block.b._replace(scaling=None))) == "other"
+    assert coverage(block.scaled((None, None))) == ""
 
 
 @each("pair", ["tensor", "row"])
@@ -118,23 +131,6 @@ def test_integers_are_scaled_after_an_exact_product(pair: str, bias: str) -> Non
     assert deviation(operands["c"], exact) < 2**-7
     assert BACKEND.torch_function(problem) == ""  # a generated module calls what it can alone
     assert torch_backend.function(replace(problem, m=16)) == ""
-
-
-def test_what_pytorch_has_no_function_for() -> None:
-    block = scaled_operands.problem(33, 64, 256, PAIRS["block, A in rows"])
-    assert torch_backend.function(block) == "scaled_mm"
-    assert BACKEND.torch_function(block) == ""
-    for other in (
-        replace(block, c=Operand("fp8e4m3fn")),
-        replace(block, bias="n"),
-        replace(block, n=40),
-        replace(block, b=block.b._replace(order="shuffled_16x16")),
-        replace(block, b=block.b._replace(scaling=Scaling(rows=64, depth=128))),
-        replace(block, b=block.b._replace(scaling=None)),
-    ):
-        assert torch_backend.function(other) == ""
-    assert coverage(replace(block, b=block.b._replace(scaling=None))) == "other"
-    assert coverage(block.scaled((None, None))) == ""
 
 
 BATCH = Problem(5, 7, 9, *matrices("fp32", layout="TN"), batch=3)
@@ -263,8 +259,7 @@ def vllm(monkeypatch: Patch) -> None:
         vars(made).update(functions)
         monkeypatch.setitem(sys.modules, name, made)
 
-    types = SimpleNamespace(uint4="uint4", uint4b8="uint4b8")
-    module("vllm.scalar_type", scalar_types=types)
+    module("vllm.scalar_type", scalar_types=SimpleNamespace(uint4="uint4", uint4b8="uint4b8"))
     module(
         "vllm._custom_ops", marlin_gemm=marlin_gemm, machete_mm=machete_mm,
         gptq_marlin_repack=lambda words, perm, size_k, size_n, num_bits: words,

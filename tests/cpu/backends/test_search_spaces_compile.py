@@ -13,7 +13,8 @@ import pytest
 
 from tests.support import raising
 from tests.support.covering import covering
-from tests.support.nouns import Config, Family, InputError, KernelBackend, Patch, Problem, Target, registry
+from tests.support.nouns import Config, Family, InputError, KernelBackend, Patch, Problem, Target, apart, registry
+from tests.support.tables import heavy
 from tritongemm.backends.triton import compiling
 from tritongemm.codegen import geometry
 from tritongemm.core.dtypes import DTYPES
@@ -113,16 +114,13 @@ def refusals(problems: Iterable[Problem], target: Target, most: int) -> dict[str
     return found
 
 
-@pytest.mark.parametrize(
-    ("target", "family", "given", "most"),
-    [
-        ("gfx942", "a8w8", {"dtype_a": "int8", "bias": "m"}, 5),  # the fifth is a split tile of over 8192 elements
-        pytest.param("gfx950", "a4w4_blockscale", {"groups": 4}, 4, marks=pytest.mark.heavy),
-        pytest.param("sm90", "a8w8_blockscale", {"scales": "group"}, 3, marks=pytest.mark.heavy),
-    ],
+@apart(
+    ("gfx942", "a8w8", {"dtype_a": "int8", "bias": "m"}, 5),  # the fifth is a split tile of over 8192 elements
+    heavy("gfx950", "a4w4_blockscale", {"groups": 4}, 4),
+    heavy("sm90", "a8w8_blockscale", {"scales": "group"}, 3),
 )
 def test_the_front_end_accepts_the_first_of_each_template(
-    target: str, family: str, given: dict[str, Any], most: int
+    target: str, family: str, given: dict[str, Any], most: int, /
 ) -> None:
     facts = target_files.load_target(target)
     defaults = Defaults.of(layout="TN", family=family, fp8_encoding=facts.fp8)

@@ -16,7 +16,18 @@ import torch
 
 from tests.support import ROOT, scaled_operands
 from tests.support.fakes import server_kernels
-from tests.support.nouns import Config, Groups, Patch, Problem, UnavailableError, each, loader, matrices, registry
+from tests.support.nouns import (
+    Config,
+    Groups,
+    Patch,
+    Problem,
+    UnavailableError,
+    cases,
+    each,
+    loader,
+    matrices,
+    registry,
+)
 from tests.support.plugins import rescan
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends import _expert_blocks, _server_kernels
@@ -110,9 +121,8 @@ def test_experts_get_their_rows(name: str, counts: tuple[int, ...], monkeypatch:
         assert deviation(operands["c"], FAMILY.reference(problem, operands)) < FAMILY.tolerance(problem)
 
 
-def test_blocks_of_rows() -> None:
-    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
-    blocks = _expert_blocks.aligned(ends, 7, 4)
+def test_blocks_of_rows_and_problems_that_are_none_of_its_kernels() -> None:
+    blocks = _expert_blocks.aligned(torch.tensor([2, 2, 7], dtype=torch.int32), 7, 4)
     assert blocks.rows is not None and blocks.used.tolist() == [12]
     assert blocks.rows.tolist() == [0, 1, 7, 7, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7, 7, 7] and blocks.experts.tolist()[:3] == [
         0,
@@ -121,6 +131,17 @@ def test_blocks_of_rows() -> None:
     ]
     few = _expert_blocks.one_row_each(torch.tensor([0, 1, 1, 2, 2, 2, 2, 2]), 2, 16)
     assert few.rows is None and few.experts.tolist() == [1, 3] and few.used.tolist() == [32]
+    problem = FAMILY.problem(Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
+    changes: list[Callable[[Problem], Problem]] = [
+        lambda p: replace(p, a=p.a._replace(dtype="int8"), b=p.b._replace(dtype="int8")),
+        lambda p: replace(p, b=p.b._replace(row_major=True)),
+        lambda p: p.scaled((None, None)),
+        lambda p: replace(p, bias="n"),
+    ]
+    for change in changes:
+        assert backend("vllm").supports(problem, SM90) and not backend("vllm").supports(change(problem), SM90)
+    fnuz = replace(problem, a=problem.a._replace(dtype="fp8e4m3fnuz"), b=problem.b._replace(dtype="fp8e4m3fnuz"))
+    assert backend("vllm").supports(fnuz, GFX942) and not backend("sglang").supports(fnuz, GFX942)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -178,38 +199,21 @@ def test_what_is_tried(name: str, target: Any, problem: Problem) -> None:
     assert len({c.tile for c in tried[:48]}) > 2 and len({c.kernel_name for c in tried[:16]}) > 12
 
 
-@each(
-    ("change", "why"),
-    [
-        ({"block_m": 48}, "block_m must be a power of two"),
-        ({"block_k": 256}, "block_k must be a power of two from 16 to 128"),
-        ({"num_stages": 0}, "num_stages must be from 1 to 16"),
-        ({"group_m": 0}, "group_m must be"),
-        ({"num_warps": 64}, "num_warps must be"),
-        ({"split_k": 2}, "does not split K"),
-        ({"options": (("poll", 1),)}, "has no poll"),
-        ({"template": "grouped_tile"}, "stands for another of its kernels"),
-    ],
+@cases(
+    ({"block_m": 48}, "block_m must be a power of two"),
+    ({"block_k": 256}, "block_k must be a power of two from 16 to 128"),
+    ({"num_stages": 0}, "num_stages must be from 1 to 16"),
+    ({"group_m": 0}, "group_m must be"),
+    ({"num_warps": 64}, "num_warps must be"),
+    ({"split_k": 2}, "does not split K"),
+    ({"options": (("poll", 1),)}, "has no poll"),
+    ({"template": "grouped_tile"}, "stands for another of its kernels"),
 )
-def test_configs_that_are_no_row(change: dict[str, Any], why: str) -> None:
+def test_configs_that_are_no_row(change: dict[str, Any], why: str, /) -> None:
     problem = FAMILY.problem(Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
     config = Config("tile", 16, 64, 128, backend="vllm")
     assert backend("vllm").check(config, problem, SM90)
     assert why in backend("vllm").check(replace(config, **change), problem, SM90).reason
-
-
-def test_problems_that_are_none_of_its_kernels() -> None:
-    problem = FAMILY.problem(Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
-    changes: list[Callable[[Problem], Problem]] = [
-        lambda p: replace(p, a=p.a._replace(dtype="int8"), b=p.b._replace(dtype="int8")),
-        lambda p: replace(p, b=p.b._replace(row_major=True)),
-        lambda p: p.scaled((None, None)),
-        lambda p: replace(p, bias="n"),
-    ]
-    for change in changes:
-        assert backend("vllm").supports(problem, SM90) and not backend("vllm").supports(change(problem), SM90)
-    fnuz = replace(problem, a=problem.a._replace(dtype="fp8e4m3fnuz"), b=problem.b._replace(dtype="fp8e4m3fnuz"))
-    assert backend("vllm").supports(fnuz, GFX942) and not backend("sglang").supports(fnuz, GFX942)
 
 
 @pytest.mark.servers

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Config, Family, KernelBackend, Launch, Patch, Problem, each, matrices, registry
+from tests.support.nouns import Config, Family, KernelBackend, Launch, Patch, Problem, apart, cases, matrices, registry
+from tests.support.tables import heavy
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.backends.triton import compiling, front_end
 from tritongemm.backends.triton.compiling import multiply_tile
@@ -31,24 +32,20 @@ def test_sizes_are_run_time_arguments() -> None:
     configs = [Config("tile", 16, 16, 16), Config("tile", 32, 16, 16, 1, 2), Config("stream_k", 16, 16, 16)]
     sizes = [Problem(m, 16 * n, 16 * k) for m in (1, 7, 16, 100) for n in (1, 5, 9, 300) for k in (1, 2, 77)]
     assert len(sizes) == 48
-    digests = {TRITON.compile_job(c, p, target).digest for c in configs for p in sizes}
-    assert len(digests) == len(configs)
+    assert len({TRITON.compile_job(c, p, target).digest for c in configs for p in sizes}) == len(configs)
     one = TRITON.compile_job(configs[0], sizes[0], target)
     assert not {"M", "N", "K"} & one.identity["constants"].keys()
     assert {"M", "N", "K"} <= one.identity["signature"].keys()
 
 
-@each(
-    "other",
-    [
-        {"k": 17},  # masks along K, and rows that are not aligned
-        {"n": 17},
-        {"dtype_c": "fp32"},
-        {"row_major_b": False},
-        {"bias": "n"},
-    ],
+@cases(
+    {"k": 17},  # masks along K, and rows that are not aligned
+    {"n": 17},
+    {"dtype_c": "fp32"},
+    {"row_major_b": False},
+    {"bias": "n"},
 )
-def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any]) -> None:
+def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any], /) -> None:
     target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = TRITON.compile_job(config, problem, target).digest
     assert TRITON.compile_job(config, Problem.from_json(problem.to_json() | other), target).digest != digest
@@ -68,8 +65,7 @@ def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: Patch) -> Non
     compiling._spare_the_hash.cache_clear()
     try:
         compiling.warm_up(target_files.load_target("gfx942"))
-        assert not asked
-        assert triton.runtime.cache.triton_key() == "a hash" and len(asked) == 1
+        assert not asked and triton.runtime.cache.triton_key() == "a hash" and len(asked) == 1
     finally:
         compiling._spare_the_hash.cache_clear()  # the next compile spares what monkeypatch brings back
 
@@ -102,13 +98,10 @@ def test_what_is_compiled_is_the_text_that_names_the_binary() -> None:
     assert job.payload == {"vendor": "amd"}
     edited = replace(job, identity=job.identity | {"source": job.identity["source"].replace(".wt", ".cs")})
     (one, code, _), (other, other_code, _) = TRITON.compile(job), TRITON.compile(edited)
-    assert one.digest != other.digest and code != other_code
-    assert TRITON.compile(job)[1] == code
+    assert one.digest != other.digest and code != other_code and TRITON.compile(job)[1] == code
 
 
-@pytest.mark.parametrize(
-    ("arch", "dtype"), [pytest.param("gfx942", "fp8e5m2fnuz", marks=pytest.mark.heavy), ("gfx950", "fp8e4m3fn")]
-)
+@pytest.mark.parametrize(("arch", "dtype"), [heavy("gfx942", "fp8e5m2fnuz"), ("gfx950", "fp8e4m3fn")])
 def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str) -> None:
     """Triton's own conversions to it make whatever else a kernel computes in fp16 saturate."""
     config, problem, target = (
@@ -124,22 +117,14 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str) 
 
 
 @pytest.mark.skipif(not settings.version("triton").startswith("3.9."), reason="Triton 3.9's LLVM loses the wait")
-@pytest.mark.parametrize(
-    ("family", "size", "dtype", "batch", "config"),
-    [
-        pytest.param(
-            "a8w8_blockscale",
-            (33, 17, 545),
-            "int8",
-            1,
-            Config("tile", 64, 32, 128, split_k=2, num_warps=2, num_stages=3),
-            marks=pytest.mark.heavy,
-        ),
-        ("dense", (17, 219, 2048), "bf16", 3, Config("tile", 16, 64, 32, split_k=6, num_warps=8)),
-    ],
+@apart(
+    heavy(
+        "a8w8_blockscale", (33, 17, 545), "int8", 1, Config("tile", 64, 32, 128, split_k=2, num_warps=2, num_stages=3)
+    ),
+    ("dense", (17, 219, 2048), "bf16", 3, Config("tile", 16, 64, 32, split_k=6, num_warps=8)),
 )
 def test_a_binary_with_a_lost_wait_is_refused(
-    family: str, size: tuple[int, int, int], dtype: str, batch: int, config: Config
+    family: str, size: tuple[int, int, int], dtype: str, batch: int, config: Config, /
 ) -> None:
     """On gfx950, where threads write operands into LDS at a loop's end: a wait for nothing is left, or one for loads.
 
@@ -216,7 +201,7 @@ def test_triton_compiles_without_a_gpu_and_only_once(session_cache: Path) -> Non
         made.close()
 
 
-def test_a_function_is_parsed_once_and_its_signature_derived_once() -> None:
+def test_functions_are_parsed_once_and_methods_have_signatures_of_their_own() -> None:
     from triton.compiler import code_generator
 
     with front_end.quick_front_end():
@@ -225,8 +210,6 @@ def test_a_function_is_parsed_once_and_its_signature_derived_once() -> None:
         name = code_generator.inspect.signature(str.join)
         assert code_generator.inspect.signature(str.join) is name
 
-
-def test_a_method_has_another_signature_than_its_function() -> None:
     class Tensor:
         def to(self, dtype: str, _semantic: object = None) -> None:
             """As a builtin of Triton's tensors."""
@@ -236,7 +219,7 @@ def test_a_method_has_another_signature_than_its_function() -> None:
         assert signature_of(one) == inspect.signature(one)
 
 
-def test_warnings_that_the_front_end_ignores_are_ignored_and_no_others() -> None:
+def test_warnings_and_names_of_other_versions_are_left_as_they_are() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with front_end.quick_front_end():
@@ -245,9 +228,6 @@ def test_warnings_that_the_front_end_ignores_are_ignored_and_no_others() -> None
                 warnings.warn("a kernel's own", UserWarning, stacklevel=1)
         with pytest.raises(DeprecationWarning):
             warnings.warn("an old node", DeprecationWarning, stacklevel=1)
-
-
-def test_a_version_without_the_name_is_left_as_it_is() -> None:
     module = ModuleType("later")
     front_end._replace(module, "ast", parse=lru_cache(1))
     assert not hasattr(module, "ast")
@@ -274,8 +254,7 @@ def test_a_kernel_is_the_same_without_locations_and_others_keep_theirs(tmp_path:
         plain = compiled("ptx", with_lines=False)
         assert product in compiled("ttir", with_lines=True)
         with front_end.quick_front_end():
-            assert compiled("ptx", with_lines=False) == plain
-            assert product not in compiled("ttir", with_lines=True)
+            assert compiled("ptx", with_lines=False) == plain and product not in compiled("ttir", with_lines=True)
         assert product in compiled("ttir", with_lines=True)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import DATA, ROOT
-from tests.support.nouns import Capsys, Config, Patch, Problem, Trial, matrices
+from tests.support.nouns import Capsys, Config, Patch, Problem, Trial, apart, matrices
 from tests.support.nouns import loader as target_files
 from tritongemm.search.cost_model import correction
 
@@ -44,7 +44,9 @@ def test_tables_survive_writing_and_reading(scripts: tuple[ModuleType, ModuleTyp
     assert tables.read(tmp_path / "again.jsonl")[0].times == {a: 2e-6, b: "timeout"}
 
 
-def test_expectation_of_random_search_is_exact(scripts: tuple[ModuleType, ModuleType]) -> None:
+def test_random_search_is_expected_exactly_and_another_correction_reorders(
+    scripts: tuple[ModuleType, ModuleType],
+) -> None:
     tables, script = scripts
     found: tuple[float | str, ...] = (5.0, 1.0, "timeout", 2.0, 2.0, 9.0)
     times = {Config("tile", 64, 64, 32, group_m=i): t for i, t in enumerate(found, 1)}
@@ -53,6 +55,12 @@ def test_expectation_of_random_search_is_exact(scripts: tuple[ModuleType, Module
     for k in range(1, 7):
         by_hand = np.mean([min(drawn) for drawn in combinations(values, k)])
         assert replay.random[k - 1] == pytest.approx(by_hand)
+    table = tables.read(RECORDED)[6]
+    shipped = script.Replay.prepare(table)
+    fitted = correction.fitted("sm90")
+    assert script.Replay.prepare(table, fitted).order == shipped.order
+    none = correction.Correction(**{**vars(fitted), "most": 0.0})
+    assert set(script.Replay.prepare(table, none).order) == set(shipped.order) != shipped.order
 
 
 def test_comparison_of_strategies_on_recorded_tables(
@@ -71,22 +79,19 @@ def test_comparison_of_strategies_on_recorded_tables(
 HEAD = '{"version": 1, "target": "sm90", "device": ""}\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("not json\n", "line 1: Expecting value"),
-        ('{"version": 1}\n', "line 1: lacks 'target'"),
-        (HEAD.replace("1", "9"), "version 9 of the table format"),
-        (HEAD, "holds no tables"),
-        (HEAD + '\n{"problem": {"m": 1}, "times": {"what": 1.0}}\n', "line 3: 'what' is not a config name"),
-        (
-            HEAD + '{"problem": {}, "kept": 1, "times": {"tile__bm16__bn16__bk16__gm1__sk1__w1__s2": "odd"}}\n',
-            "status: odd",
-        ),
-    ],
+@apart(
+    ("not json\n", "line 1: Expecting value"),
+    ('{"version": 1}\n', "line 1: lacks 'target'"),
+    (HEAD.replace("1", "9"), "version 9 of the table format"),
+    (HEAD, "holds no tables"),
+    (HEAD + '\n{"problem": {"m": 1}, "times": {"what": 1.0}}\n', "line 3: 'what' is not a config name"),
+    (
+        HEAD + '{"problem": {}, "kept": 1, "times": {"tile__bm16__bn16__bk16__gm1__sk1__w1__s2": "odd"}}\n',
+        "status: odd",
+    ),
 )
 def test_a_broken_table_is_named(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: Capsys, text: str, said: str
+    text: str, said: str, /, scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: Capsys
 ) -> None:
     file = tmp_path / "broken.jsonl"
     file.write_text(text)
@@ -100,8 +105,7 @@ def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, Mo
     """What came to the space later would only lead to configs without a time."""
     tables, script = scripts
     times = {Config("tile", 64, n, 32, options=(("swap_ab", 0),)): 1.0 + n for n in (64, 128)}
-    replay = script.Replay.prepare(tables.Table(Problem(64, 512, 512), "sm90", "", 2, times))
-    (axes,) = replay.space.axes
+    (axes,) = script.Replay.prepare(tables.Table(Problem(64, 512, 512), "sm90", "", 2, times)).space.axes
     values = dict(axes.values)
     assert values["block_n"] == (64, 128) and values["block_m"] == (64,) and values["swap_ab"] == (0,)
     assert "poll" not in values and all(axes.config(axes.point(c)) == c for c in times)
@@ -154,16 +158,6 @@ def test_guided_and_genetic_search_side_by_side(
     assert [row.split()[0] for row in printed[2:4]] == ["1024x1280x8192_bf16_TN", "1024x4096x4096_bf16_TN"]
 
 
-def test_another_correction_orders_a_replay_otherwise(scripts: tuple[ModuleType, ModuleType]) -> None:
-    tables, script = scripts
-    table = tables.read(RECORDED)[6]
-    shipped = script.Replay.prepare(table)
-    fitted = correction.fitted("sm90")
-    assert script.Replay.prepare(table, fitted).order == shipped.order
-    none = correction.Correction(**{**vars(fitted), "most": 0.0})
-    assert set(script.Replay.prepare(table, none).order) == set(shipped.order) != shipped.order
-
-
 FIXTURE = DATA / "score_model.yaml"
 TUNED = DATA / "tune_gemm" / "fallback_tuned_configs_gfx942.yaml"  # AMD's
 GFX942 = target_files.load_target("gfx942")
@@ -174,7 +168,7 @@ def script() -> ModuleType:
     return importlib.import_module("score_model")
 
 
-def test_rows_have_defaults_and_a_pruned_tile_is_a_miss(script: ModuleType) -> None:
+def test_rows_have_defaults_and_rank_among_what_the_tuner_tried(script: ModuleType) -> None:
     rows = script.read(FIXTURE)
     assert [r.tile for r in rows] == [(256, 256, 64), (32, 32, 128), (256, 16, 64)]
     assert [r.num_sms for r in rows] == [0, 304, 0]
@@ -182,6 +176,13 @@ def test_rows_have_defaults_and_a_pruned_tile_is_a_miss(script: ModuleType) -> N
     scores = script.score(script.read(FIXTURE), GFX942)
     assert scores[0].rank == 1 and scores[1].rank > 0 and scores[2].rank == 0
     assert script.agreement(scores)[1] == pytest.approx(sum(s.rank == 1 for s in scores) / 3)
+    scores = script.score(script.read(TUNED)[1::6], GFX942)
+    assert all(s.rank for s in scores)
+    top = script.agreement(scores)
+    assert top[5] >= 0.9 and top[10] == 1
+    row = script.Row(Problem(512, 1024, 5120, *matrices()), (64, 32, 128), 0)
+    assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(tried=False))
+    assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(warm=False))
 
 
 def test_command_line(script: ModuleType, tmp_path: Path, capsys: Capsys) -> None:
@@ -191,13 +192,6 @@ def test_command_line(script: ModuleType, tmp_path: Path, capsys: Capsys) -> Non
     assert "top-10" in printed and "16x512x512_fp16_TN: tuned (256, 16, 64) ranks pruned" in printed
     data = json.loads(out.read_text())
     assert data["rows"] == 3 and set(data["agreement"]["all"]) == {"top_1", "top_5", "top_10", "top_20"}
-
-
-def test_amd_tuned_tiles_are_kept_and_rank_early(script: ModuleType) -> None:
-    scores = script.score(script.read(TUNED)[1::6], GFX942)
-    assert all(s.rank for s in scores)
-    top = script.agreement(scores)
-    assert top[5] >= 0.9 and top[10] == 1
 
 
 def test_stream_k_rows_are_ranked_by_full_tiles_of_programs_on_a_compute_unit_each(script: ModuleType) -> None:
@@ -232,11 +226,4 @@ def test_tables_of_tiles_rank_what_they_name(script: ModuleType, tmp_path: Path,
     named = script.Conditions(named=frozenset(r.tile for r in read))
     assert [s.tiles for s in script.score(read, GFX942, named)] == [3, 3, 3]
     assert script.score(read, GFX942)[0].rank == 0 and script.score(read, GFX942, named)[0].rank == 1
-    assert script.main([str(file), str(FIXTURE), "--named"]) == 0
-    assert "all            6" in capsys.readouterr().out
-
-
-def test_ranks_only_what_the_tuner_tried_by_default(script: ModuleType) -> None:
-    row = script.Row(Problem(512, 1024, 5120, *matrices()), (64, 32, 128), 0)
-    assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(tried=False))
-    assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(warm=False))
+    assert script.main([str(file), str(FIXTURE), "--named"]) == 0 and "all            6" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import torch
 
 import tritongemm
 from tests.support import ROOT, forked
-from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, loader, matrices
+from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, heavy, loader, matrices
 from tritongemm.build import prepare
 from tritongemm.cli import tune
 from tritongemm.workloads import sizes
@@ -28,7 +28,7 @@ def bf16(m: int, n: int, k: int) -> Problem:
     return Problem(m, n, k, *matrices("bf16"))
 
 
-def test_tiles_take_their_instructions_blocks_and_sums(floors: ModuleType) -> None:
+def test_tiles_take_their_instructions_blocks_sums_parts_and_programs(floors: ModuleType) -> None:
     assert floors.Rates(1e12, math.inf, 0).tiles(bf16(64, 8, 64), 1) == pytest.approx(2 * 64 * 8 * 64 / 1e12)
     assert floors.Rates(math.inf, 1e9, 0).tiles(bf16(64, 8, 64), 1) == pytest.approx((64 + 8) * 64 * 2 / 1e9)
     # 104 rows are 13 times 8 columns of the transpose, not two tiles of 64 rows.
@@ -37,6 +37,11 @@ def test_tiles_take_their_instructions_blocks_and_sums(floors: ModuleType) -> No
     problem = bf16(64, 8, 8192)
     blocks, sums = (64 + 8) * 2 * 8192, 4 * 64 * 8
     assert floors.Rates(math.inf, 1e9, 0).tiles(problem, 8) == pytest.approx((blocks / 8 + sums * 7 / 8) / 1e9)
+    assert floors.Tile(64, 112, 1, False).parts() == [64, 32, 16]
+    assert floors.Tile(128, 256, 1, False).parts() == [256]
+    problem = bf16(100, 1000, 64)
+    assert floors.Tile(64, 256, 2, False).programs(problem) == 2 * 4 * 2
+    assert floors.Tile(64, 256, 2, True).programs(problem) == 16 * 1 * 2
 
 
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (256, 8192, 3584), (777, 5120, 5120), (4096, 4096, 4096)])
@@ -47,14 +52,6 @@ def test_a_floor_is_above_all_units_at_full_rate_and_falls_with_rates_and_units(
     slow, fed, fast = (floors.Rates(7e12, b, 0).tiles(problem, 132) for b in (100e9, 140e9, math.inf))
     assert problem.flops / (132 * 7e12) <= fast <= fed <= slow
     assert floors.Rates(7e12, 140e9, 0).tiles(problem, 264) <= fed
-
-
-def test_a_tile_has_parts_and_programs(floors: ModuleType) -> None:
-    assert floors.Tile(64, 112, 1, False).parts() == [64, 32, 16]
-    assert floors.Tile(128, 256, 1, False).parts() == [256]
-    problem = bf16(100, 1000, 64)
-    assert floors.Tile(64, 256, 2, False).programs(problem) == 2 * 4 * 2
-    assert floors.Tile(64, 256, 2, True).programs(problem) == 16 * 1 * 2
 
 
 def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
@@ -75,13 +72,10 @@ def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
     monkeypatch.setattr(floors, "bringing", bringing)
     usable = [t for t in floors.all_tiles() if t.rows != 192 and len(t.parts()) <= 3]
     least = sorted(2e-6 + rate.tile(problem, t, 132) for t in usable)
-    assert floor(0.0) == pytest.approx(least[0])
-    assert len(asked) == 1
+    assert floor(0.0) == pytest.approx(least[0]) and len(asked) == 1
     between = (least[0] + least[10]) / 2
-    assert floor(between) == pytest.approx(between)
-    assert len(asked) == sum(x < between for x in least)
-    assert floor(1.0) == pytest.approx(least[floors.MOST_BROUGHT])
-    assert len(asked) == floors.MOST_BROUGHT
+    assert floor(between) == pytest.approx(between) and len(asked) == sum(x < between for x in least)
+    assert floor(1.0) == pytest.approx(least[floors.MOST_BROUGHT]) and len(asked) == floors.MOST_BROUGHT
 
 
 @pytest.mark.parametrize(
@@ -110,8 +104,7 @@ def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> 
         for family in files.COLUMNS:
             if not files.list_rows(model, family):
                 continue
-            path = files.write_file(tmp_path, model, family)
-            rows = sizes.from_file(path, Defaults())
+            rows = sizes.from_file(files.write_file(tmp_path, model, family), Defaults())
             if family == "fmoe":
                 assert len(rows) == 2 * 28 and {row.problem.group_count for row in rows} == {256}
                 continue
@@ -119,14 +112,11 @@ def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> 
             assert len({row.problem for row in rows}) == len(rows)
             assert {row.problem.layout for row in rows} == {"TN"}
             assert ("batched" in family) == all(row.problem.batch > 1 for row in rows)
-
-
-def test_one_type_of_fp8_may_stand_for_int8(files: Any, tmp_path: Path) -> None:
     path = files.write_file(tmp_path, "llama_70b", "a8w8", "torch.float8_e4m3fn")
     assert {row.problem.a.dtype for row in sizes.from_file(path, Defaults())} == {"fp8e4m3fn"}
 
 
-@pytest.mark.parametrize("arch", ["sm90", pytest.param("gfx942", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("arch", ["sm90", heavy("gfx942")])
 def test_its_kernels_are_distinct(arch: str) -> None:
     script, target = importlib.import_module("library_load"), loader.load_target(arch)
     records = script.records(target, 200)
@@ -147,8 +137,7 @@ def test_its_files_are_those_of_a_finished_run(tmp_path: Path, monkeypatch: Patc
     assert [row.problem for row in sizes.from_file(tmp_path / "done.yaml", Defaults())] == problems
     before = (tmp_path / "done.yaml").read_bytes()
     monkeypatch.chdir(tmp_path)
-    assert tune.main(script.COMMAND) == 0
-    assert "9 of 9 sizes are in done.yaml already" in capsys.readouterr().err
+    assert tune.main(script.COMMAND) == 0 and "9 of 9 sizes are in done.yaml already" in capsys.readouterr().err
     assert (tmp_path / "done.yaml").read_bytes() == before
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.nouns import Capsys, Config, Defaults, Machine, Patch, Problem, Record, Trial, load_target, matrices
+from tests.support.tables import apart
 from tritongemm.hip_ext import machine
 from tritongemm.workloads import sizes
 
@@ -55,7 +56,7 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def test_geometric_means(board: ModuleType) -> None:
+def test_means_lines_and_remarks(board: ModuleType) -> None:
     found = board.summary(rows(), NAMES)
     ours, inductor = found["ours"], found["inductor"]
     assert ours["geomean"] == pytest.approx(1.0) and ours["by_m"] == pytest.approx({"1": 1.0, "16": 1.0})
@@ -64,53 +65,40 @@ def test_geometric_means(board: ModuleType) -> None:
     assert ours["beats_torch"] == pytest.approx(1 / 3) and ours["fastest"] == pytest.approx(2 / 3)
     assert inductor["sizes"] == 2 and inductor["tuning_s"] == 4.0
     assert inductor["ours_over_it"] == pytest.approx(1.6**0.5), "only over the sizes that both ran"
-
-
-def test_nothing_ran(board: ModuleType) -> None:
     found = board.summary([row(1, 1, {"torch": "no", "ours": "no"})], ["torch", "ours"])
     assert found["ours"]["geomean"] is None and found["ours"]["sizes"] == 0 and found["ours"]["by_m"] == {"1": None}
     assert "ours, 1 sizes (1x1x64_bf16_TN …): no" in board.table(
         [row(1, 1, {"torch": 1.0, "ours": "no"})], ["torch", "ours"]
     )
-
-
-def test_lines(board: ModuleType) -> None:
     head, first, second = board.heading(NAMES), *(board.line(r, NAMES) for r in rows()[:2])
     assert len(head) == len(first) == len(second)
     assert first.split() == ["1x10x64", "10.00", "1.000", "0.50", "8.00", "1.250", "0.62", "5.00", "2.000", "1.00"]
     assert second.split()[4] == "-"
     table = board.table(rows(), NAMES)
     assert "ratio, M = 16" in table and "inductor, 1 sizes (1x20x64_bf16_TN …): RuntimeError: no" in table
-
-
-def test_what_the_entire_space_would_take(board: ModuleType) -> None:
     one = row(1, 1, {"torch": 1.0, "autotune": 1.0}, detail={"tried": 100, "kept": 3000})
     (said,) = [line for line in board.remarks([one], ["autotune"]) if "kept configs" in line]
     assert "tried 100 of 3000" in said and "about 1 minutes" in said
 
 
-def test_plot(board: ModuleType, tmp_path: Path) -> None:
+def test_a_plot_wants_matplotlib(
+    board: ModuleType, tmp_path: Path, script: ModuleType, monkeypatch: Patch, capsys: Capsys
+) -> None:
     board.plot(tmp_path / "out.png", rows(), NAMES, "title")
     assert (tmp_path / "out.png").stat().st_size > 1000
-
-
-def test_plot_without_matplotlib(script: ModuleType, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         script.main(["--plot", "out.png"])
     assert "--plot needs matplotlib" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--competitors", "ours,cutlass"], "--competitors cutlass: there are torch, inductor"),
-        (["--resume"], "name it with --json"),
-        (["--rounds", "2"], "--rounds at least 5"),
-        (["--autotune-configs", "0"], "at least 1"),
-    ],
+@apart(
+    (["--competitors", "ours,cutlass"], "--competitors cutlass: there are torch, inductor"),
+    (["--resume"], "name it with --json"),
+    (["--rounds", "2"], "--rounds at least 5"),
+    (["--autotune-configs", "0"], "at least 1"),
 )
-def test_argument_errors(script: ModuleType, capsys: Capsys, arguments: list[str], said: str) -> None:
+def test_argument_errors(arguments: list[str], said: str, /, script: ModuleType, capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as end:
         script.main(arguments)
     assert end.value.code == 2 and said in capsys.readouterr().err
@@ -123,12 +111,11 @@ def test_torch_always_runs_first_and_there_are_48_sizes(script: ModuleType) -> N
     assert {p.m for p in found} == {1, 16, 64, 256, 1024, 4096} and len({(p.n, p.k) for p in found}) == 8
 
 
-def test_needs_a_gpu(script: ModuleType, no_gpu: None, capsys: Capsys) -> None:
+def test_it_needs_a_gpu_and_plain_linear_layers(
+    script: ModuleType, no_gpu: None, capsys: Capsys, tmp_path: Path
+) -> None:
     assert script.main([]) == 2 and script.main(["--recheck", "x.yaml"]) == 2
     assert capsys.readouterr().err.count("needs a GPU") == 2
-
-
-def test_only_plain_linear_layers(script: ModuleType, no_gpu: None, tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "sizes.yaml"
     file.write_text("- {M: 16, N: 16, K: 16}\n- {M: 7, N: 33, K: 777, bias: n}\n")
     assert script.main(["--gemm_size_file", str(file)]) == 2
@@ -171,8 +158,7 @@ def test_sizes_for_the_tuner_are_read_back_and_the_best_of_a_journal(script: Mod
     lines = [json.dumps({"problem": PROBLEM.to_json(), "trial": t.to_json()}) for t in trials]
     journal = tmp_path / "out.yaml.journal"
     journal.write_text("\n".join(['{"header": {}}', *lines, '{"torn']))
-    assert tuned.best_triton(journal) == {PROBLEM: sure}
-    assert tuned.best_triton(tmp_path / "none") == {}
+    assert tuned.best_triton(journal) == {PROBLEM: sure} and tuned.best_triton(tmp_path / "none") == {}
 
 
 def test_winners_hold(script: ModuleType) -> None:

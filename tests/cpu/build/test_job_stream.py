@@ -78,7 +78,7 @@ def test_jobs_of_a_lower_turn_go_before_others_that_wait(tmp_path: Path) -> None
     assert builder.order == [1, 4, 5, 2, 3] == [b.config.group_m for b in found]
 
 
-def test_equal_jobs_are_built_once_while_the_first_is_under_way(tmp_path: Path) -> None:
+def test_equal_jobs_are_built_once_and_none_when_the_time_is_spent(tmp_path: Path) -> None:
     builder = Builder(1)
 
     def jobs() -> Iterator[CompileJob]:
@@ -88,11 +88,8 @@ def test_equal_jobs_are_built_once_while_the_first_is_under_way(tmp_path: Path) 
         builder.go_on.set()
 
     assert len(list(stream(tmp_path, builder).artifacts(jobs()))) == 1 and builder.order == [1]
-
-
-def test_nothing_begins_when_the_time_is_spent(tmp_path: Path) -> None:
-    assert list(stream(tmp_path, builder := Builder(), until=0.0).artifacts(map(job, range(5)))) == []
-    assert builder.order == []
+    idle = Builder()
+    assert list(stream(tmp_path, idle, until=0.0).artifacts(map(job, range(5)))) == [] and idle.order == []
 
 
 @each("who", ["builder", "jobs"])
@@ -192,8 +189,7 @@ def test_a_compiler_that_crashes_away_has_its_second_chance_here(
         yield
 
     monkeypatch.setattr(away, "ask", ask)
-    built = pool.build(cluster_job())
-    assert built.status == status and len(here) == (status == "ok")
+    assert pool.build(cluster_job()).status == status and len(here) == (status == "ok")
 
 
 def test_kernels_that_need_files_of_this_host_are_compiled_on_it(pool: ClusterBuildPool, monkeypatch: Patch) -> None:

@@ -126,11 +126,19 @@ def test_a_compiler_that_died_by_chance_gets_a_second_one(tmp_path: Path) -> Non
         made.close()
 
 
+def test_failures_are_not_cached(tmp_path: Path) -> None:
+    """A compile that failed may have failed for want of memory: the next run tries again."""
+    made = compiler(tmp_path / "cache", jobs=1)
+    try:
+        assert made.build(job(1, "raise")).status == "compile_failed" and made.build(job(1)).status == "ok"
+    finally:
+        made.close()
+
+
 def test_no_process_starts_before_there_is_a_job_for_it(tmp_path: Path) -> None:
     """However many are allowed."""
     with closing(compiler(tmp_path / "cache", jobs=10**6)) as made:
-        assert made._children == []
-        assert [built.status for built in made.stream([job(1)])] == ["ok"]
+        assert made._children == [] and [built.status for built in made.stream([job(1)])] == ["ok"]
         assert len(made._children) == 1
     with closing(compiler(tmp_path / "other", jobs=8)) as made:
         made.start(["triton"], target_files.load_target("gfx942"), most=1)
@@ -143,22 +151,11 @@ def test_equal_jobs_are_built_once_and_a_second_run_builds_nothing(tmp_path: Pat
     made = compiler(tmp_path / "cache")
     try:
         first = {b.config: b for b in made.stream(jobs)}
-        assert len(first) == 3 == len(log.read_text().splitlines())
-        assert all(b.seconds > 0 for b in first.values())
+        assert len(first) == 3 == len(log.read_text().splitlines()) and all(b.seconds > 0 for b in first.values())
         again = {b.config: b for b in made.stream(jobs)}
         assert len(log.read_text().splitlines()) == 3, "what does not fit is remembered as well"
         assert again == {c: replace(b, seconds=0.0, launch=again[c].launch) for c, b in first.items()}
         assert made.build(jobs[0]).seconds == 0.0
-    finally:
-        made.close()
-
-
-def test_failures_are_not_cached(tmp_path: Path) -> None:
-    """A compile that failed may have failed for want of memory: the next run tries again."""
-    made = compiler(tmp_path / "cache", jobs=1)
-    try:
-        assert made.build(job(1, "raise")).status == "compile_failed"
-        assert made.build(job(1)).status == "ok"
     finally:
         made.close()
 
@@ -235,8 +232,7 @@ def test_no_damage_to_the_facts_is_an_exception(tmp_path: Path) -> None:
     for _ in range(200):
         at = rng.randrange(len(text))
         facts.write_bytes(text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :])
-        found = cache.get(job(0).digest)
-        assert found in (None, entire)
+        assert cache.get(job(0).digest) in (None, entire)
 
 
 def test_many_writers_of_one_entry(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Artifact, Evaluator, Machine, Patch, Record, Trial, each, loader, results_format
+from tests.support.nouns import Artifact, Evaluator, Machine, Patch, Record, Trial, cases, each, loader, results_format
+from tests.support.refusals import fails, refuses
 from tests.support.stand_in_campaigns import algorithm, stored
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -145,8 +146,7 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
     measured(folder, lambda device: Device(third, device), devices=1)
     assert not third, "all is there"
     campaign(folder, [replace(records[0], config=algorithm(7)), *records[1:]])
-    with pytest.raises(InputError, match=r"another kernel of 16x64x128_bf16_TN than .*run --only benchmark again"):
-        run_filter(folder, print)
+    refuses(r"another kernel of 16x64x128_bf16_TN than .*run --only benchmark again", run_filter, folder, print)
     measured(folder, lambda device: Device(third, device), devices=1)
     assert sum(len(names) for _, names in third) == TURNS * 10 and journal.with_name(journal.name + ".old").exists()
 
@@ -158,27 +158,22 @@ def test_a_gpu_that_vanishes_costs_what_it_ran(tmp_path: Path) -> None:
         def race(self, *args: object, **more: object) -> RaceResult:
             raise TritonGemmError("cuInit failed: CUDA_ERROR_NO_DEVICE (100)")
 
-    records = [stored(problem, i + 1) for i, problem in enumerate(PROBLEMS)]
-    folder = campaign(tmp_path / "tunings", records)
+    folder = campaign(tmp_path / "tunings", [stored(problem, i + 1) for i, problem in enumerate(PROBLEMS)])
     products = measured(folder, lambda device: (Vanished if device else Device)([], device))
     lost = [p for p in products if p.failure]
     assert len(lost) == 2 and all("the reference: cuInit failed" in p.failure for p in lost)
-    again = measured(folder, lambda device: Device([], device))
-    assert not any(p.failure for p in again)
+    assert not any(p.failure for p in measured(folder, lambda device: Device([], device)))
 
 
-@each(
-    ("name", "text", "complaint"),
-    [
-        (GEMMS, "problem,call_count\n{key},0\n", r"gemms.csv: row 1 \(line 2\) call_count must be above 0"),
-        (GEMMS, "problem,call_count\n{key},2\n{key},3\n", r"row 2 \(line 3\) is of .* equal GEMMs are one row"),
-        (GEMMS, "m,n,k\n1,2,3\n", "line 1 has no column problem, call_count"),
-        (GEMMS, None, "gemms.csv: there is no such file"),
-        (MERGED, "- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
-        (MERGED, None, "merged.yaml: there is no such file"),
-    ],
+@cases(
+    (GEMMS, "problem,call_count\n{key},0\n", r"gemms.csv: row 1 \(line 2\) call_count must be above 0"),
+    (GEMMS, "problem,call_count\n{key},2\n{key},3\n", r"row 2 \(line 3\) is of .* equal GEMMs are one row"),
+    (GEMMS, "m,n,k\n1,2,3\n", "line 1 has no column problem, call_count"),
+    (GEMMS, None, "gemms.csv: there is no such file"),
+    (MERGED, "- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
+    (MERGED, None, "merged.yaml: there is no such file"),
 )
-def test_wrong_files_of_a_campaign(name: str, text: str | None, complaint: str, tmp_path: Path) -> None:
+def test_wrong_files_of_a_campaign(name: str, text: str | None, complaint: str, /, tmp_path: Path) -> None:
     folder = campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 1)])
     if text is None:
         (folder / name).unlink()
@@ -187,6 +182,17 @@ def test_wrong_files_of_a_campaign(name: str, text: str | None, complaint: str, 
     with pytest.raises(InputError, match=complaint):
         measured(folder, lambda device: Device([], device))
     assert not (folder / RAW).exists()
+
+
+def test_the_stages(tmp_path: Path) -> None:
+    reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
+    with pytest.raises(InputError, match=r"raw_results.csv: there is no such file"):
+        filter_stage.run(reported)
+    benchmark_stage.run(reported)
+    assert "benchmark: turn 3 of 3, tuned: 1 GEMMs measured" in reported.said
+    reported.said.clear()
+    filter_stage.run(reported)
+    assert "1 of 1 GEMMs kept" in reported.said[0] and "average uplift 100.00%" in reported.said[0]
 
 
 def test_results_of_another_device(tmp_path: Path) -> None:
@@ -260,17 +266,5 @@ def test_a_library_replaces_nothing_of_others(least_ratio: float, tmp_path: Path
     theirs = reported.folder / LIBRARY / MANIFEST
     theirs.parent.mkdir()
     theirs.write_text('{"mine": 1}', encoding="utf-8")
-    with pytest.raises(OutputError, match="is not a manifest of a library"):
-        run_filter(reported.folder, reported.say)
+    fails(OutputError, "is not a manifest of a library", run_filter, reported.folder, reported.say)
     assert theirs.read_text(encoding="utf-8") == '{"mine": 1}'
-
-
-def test_the_stages(tmp_path: Path) -> None:
-    reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
-    with pytest.raises(InputError, match=r"raw_results.csv: there is no such file"):
-        filter_stage.run(reported)
-    benchmark_stage.run(reported)
-    assert "benchmark: turn 3 of 3, tuned: 1 GEMMs measured" in reported.said
-    reported.said.clear()
-    filter_stage.run(reported)
-    assert "1 of 1 GEMMs kept" in reported.said[0] and "average uplift 100.00%" in reported.said[0]

@@ -14,7 +14,7 @@ import pytest
 from tests.support import raising
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import BASELINE_ENTRY, Artifact, Defaults, Evaluator, Patch, Problem, RaceResult, each
+from tests.support.nouns import BASELINE_ENTRY, Artifact, Defaults, Evaluator, Patch, Problem, RaceResult, apart, cases
 from tritongemm.campaigns import tables, weights
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.stages import configs
@@ -182,14 +182,11 @@ def test_what_can_t_be_computed_is_reported_with_its_share(measuring: Rig) -> No
     )
 
 
-def test_of_many_that_can_t_be_computed_the_largest_are_reported(rig: Rig) -> None:
+def test_what_the_table_says_of_many_rows_and_without_a_gpu(rig: Rig) -> None:
     configs.run(rig.campaign(size(A) + "".join(size(m, beta="1.0") for m in range(1, 41))))
     reported = [line for line in rig.said if line.startswith("not computed here")]
     assert len(reported) == 22 and reported[-2] == "not computed here: 20 others; summary.csv has their reasons"
     assert sum(row["note"].startswith("its beta is 1") for row in rows(rig.folder, "summary.csv")) == 40
-
-
-def test_without_a_gpu_the_table_says_so(rig: Rig) -> None:
     configs.run(rig.campaign(example()))
     assert {row["baseline"] for row in rows(rig.folder, "summary.csv")} == {"model"}
     assert any(line.endswith("ms, predicted") for line in rig.said)
@@ -269,16 +266,13 @@ def test_configs_of_before_are_swept_and_other_files_stay(measuring: Rig) -> Non
     assert {path.name for path in folder.glob("BBS*")} == {"BBS_TN_0.yaml", "BBS_TN_0.sh", "BBS_TN_9.yaml"}
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("summary.csv", "transA,transB,batch_count,m,n,k,us,call_count,total (us),% of total\n"),
-        ("gemms.csv", "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,d_type,compute_type\n"),
-        ("BBS_TN_0.yaml", "GlobalParameters:\n  MinimumRequiredVersion: 4.33.0\n"),
-        ("BBS_TN_1.sh", "#!/bin/bash\n/path/to/Tensile BBS_TN_1.yaml\n"),
-    ],
+@apart(
+    ("summary.csv", "transA,transB,batch_count,m,n,k,us,call_count,total (us),% of total\n"),
+    ("gemms.csv", "transA,transB,batch_count,m,n,k,a_type,b_type,c_type,d_type,compute_type\n"),
+    ("BBS_TN_0.yaml", "GlobalParameters:\n  MinimumRequiredVersion: 4.33.0\n"),
+    ("BBS_TN_1.sh", "#!/bin/bash\n/path/to/Tensile BBS_TN_1.yaml\n"),
 )
-def test_what_tuningdriver_wrote_is_not_replaced(measuring: Rig, name: str, text: str) -> None:
+def test_what_tuningdriver_wrote_is_not_replaced(name: str, text: str, /, measuring: Rig) -> None:
     """It has the same names for its files, in a folder that is called so as well."""
     folder = measuring.folder / "tunings"
     folder.mkdir()
@@ -303,15 +297,12 @@ def test_a_table_names_no_other_file(rig: Rig, wrong: str) -> None:
     assert tables.read_gemms(folder)[0].config == "BBS_TN_0"
 
 
-@each(
-    "damage",
-    [
-        lambda text: text[:-9],
-        lambda text: text + '{"problem": 5}\n[1]\n\x00\n',
-        lambda text: text.replace("2.9", "2.10"),
-    ],
+@cases(
+    lambda text: text[:-9],
+    lambda text: text + '{"problem": 5}\n[1]\n\x00\n',
+    lambda text: text.replace("2.9", "2.10"),
 )
-def test_baseline_times_survive_damage(tmp_path: Path, damage: Callable[[str], str]) -> None:
+def test_baseline_times_survive_damage(damage: Callable[[str], str], /, tmp_path: Path) -> None:
     path, with_ = tmp_path / "baseline.journal", {"torch": "2.9"}
     with closing(BaselineTimes(path, with_)) as times:
         times.add("a", 1.0)

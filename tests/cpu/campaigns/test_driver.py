@@ -110,6 +110,14 @@ def test_stages_need_those_before(rig: Rig) -> None:
         run_campaign(rig.campaign(), "merge")
 
 
+def test_a_folder_without_a_campaign(rig: Rig) -> None:
+    with pytest.raises(InputError, match="has no campaign: name the LOG"):
+        run_campaign(rig.campaign())
+    with pytest.raises(InputError, match="there is no such file"):
+        run_campaign(replace(rig.campaign(), log=rig.place / "absent.log"))
+    assert not rig.folder.exists()
+
+
 def test_a_folder_is_of_one_log_and_one_target(rig: Rig) -> None:
     run_campaign(rig.campaign(LOG), "configs")
     with pytest.raises(OutputError, match=r"the campaign of what .*job\.log held before it was changed"):
@@ -259,14 +267,6 @@ def test_a_damaged_table_is_written_again(rig: Rig, text: str | None) -> None:
         run_campaign(replace(rig.campaign(), log=None))
     run_campaign(rig.campaign())
     assert table.read_bytes() == before and rig.done() == list(STAGES) and len(rig.tuned) == 3
-
-
-def test_a_folder_without_a_campaign(rig: Rig) -> None:
-    with pytest.raises(InputError, match="has no campaign: name the LOG"):
-        run_campaign(rig.campaign())
-    with pytest.raises(InputError, match="there is no such file"):
-        run_campaign(replace(rig.campaign(), log=rig.place / "absent.log"))
-    assert not rig.folder.exists()
 
 
 def test_a_damaged_or_newer_state_is_reported(rig: Rig) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import line, trace
-from tests.support.nouns import InputError, Patch
+from tests.support.nouns import InputError, Patch, apart, refuses
 from tests.support.nouns import loader as target_files
 from tritongemm.campaigns import log_file, workload
 from tritongemm.campaigns.log_file import LogFile
@@ -52,16 +52,13 @@ def counts(workload: JobWorkload) -> dict[int, float]:
     return {one.problem.m: one.count for one in workload.products if one.problem}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        gzip.compress(TEXT.encode()), gzip.compress(TEXT[:300].encode()) + gzip.compress(TEXT[300:].encode()),
-        bz2.compress(TEXT.encode()), lzma.compress(TEXT.encode()), TEXT.encode("utf-16"),
-        TEXT.replace("\n", "\r\n").encode("utf-8-sig"), COLOURED.encode(), in_container(TEXT).encode(),
-        in_container(COLOURED).encode(),
-    ],
+@apart(
+    gzip.compress(TEXT.encode()), gzip.compress(TEXT[:300].encode()) + gzip.compress(TEXT[300:].encode()),
+    bz2.compress(TEXT.encode()), lzma.compress(TEXT.encode()), TEXT.encode("utf-16"),
+    TEXT.replace("\n", "\r\n").encode("utf-8-sig"), COLOURED.encode(), in_container(TEXT).encode(),
+    in_container(COLOURED).encode(),
 )  # fmt: skip
-def test_a_log_is_the_same_in_any_dress(log: Path, data: bytes) -> None:
+def test_a_log_is_the_same_in_any_dress(data: bytes, /, log: Path) -> None:
     found = read(log, data)
     assert counts(found) == COUNTS and not found.remarks
 
@@ -77,8 +74,7 @@ def test_containers_lines_of_bench_and_rocblas_are_read(log: Path) -> None:
 def test_containers_lines_may_be_cut_or_continued(log: Path) -> None:
     """A line of more than 16 KiB is split; one that a killed container cut counts nothing."""
     entire = line("bench", n=32)
-    halves = in_container(entire[:40]) + in_container(entire[40:])
-    assert counts(read(log, halves.encode())) == {32: 1}
+    assert counts(read(log, (in_container(entire[:40]) + in_container(entire[40:])).encode())) == {32: 1}
     found = read(log, (in_container(TEXT) + in_container(entire[:40])).encode())
     assert counts(found) == COUNTS and "line 4: the command is cut" in found.remarks[0]
     found = read(log, (in_container(TEXT) + in_container(entire)[:60]).encode())
@@ -90,19 +86,15 @@ def test_other_json_among_the_lines_is_passed_over(log: Path, odd: str) -> None:
     assert counts(read(log, (odd + "\n" + TEXT).encode())) == COUNTS
 
 
-@pytest.mark.parametrize(
-    ("data", "complaint"),
-    [
-        (gzip.compress(TEXT.encode())[:-30], "job.log is compressed, and cut or damaged"),
-        (gzip.compress(TEXT.encode())[:15] + b"\0\0\0\0" * 50, "is compressed, and cut or damaged|can't be read"),
-        (lzma.compress(TEXT.encode())[:-30], "is compressed, and cut or damaged"),
-        (bz2.compress(TEXT.encode())[:40] + b"0" * 40, "can't be read|cut or damaged"),
-        (b"\x28\xb5\x2f\xfd" + b"0" * 40, "is compressed by zstd; name <"),
-    ],
+@apart(
+    (gzip.compress(TEXT.encode())[:-30], "job.log is compressed, and cut or damaged"),
+    (gzip.compress(TEXT.encode())[:15] + b"\0\0\0\0" * 50, "is compressed, and cut or damaged|can't be read"),
+    (lzma.compress(TEXT.encode())[:-30], "is compressed, and cut or damaged"),
+    (bz2.compress(TEXT.encode())[:40] + b"0" * 40, "can't be read|cut or damaged"),
+    (b"\x28\xb5\x2f\xfd" + b"0" * 40, "is compressed by zstd; name <"),
 )
-def test_what_can_t_be_decompressed(log: Path, data: bytes, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        read(log, data)
+def test_what_can_t_be_decompressed(data: bytes, complaint: str, /, log: Path) -> None:
+    refuses(complaint, read, log, data)
 
 
 @hypothesis.given(piece=st.integers(1, 900))
@@ -118,15 +110,12 @@ def test_where_pieces_end_changes_nothing(log: Path, piece: int) -> None:
     assert counts(entire) == {16: 9, 32: 3, 48: 3} and len(entire.remarks) == 8
 
 
-def test_a_log_may_be_larger_than_other_files(log: Path, monkeypatch: Patch) -> None:
+def test_large_logs_long_lines_and_many_calls(log: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(reading, "MOST_BYTES", 1000)
     monkeypatch.setattr(log_file, "MOST_BYTES", 1000)
     assert counts(read(log, TEXT.encode() * 5)) == {16: 15, 32: 5, 48: 5}
     with pytest.raises(InputError, match=r"job\.log has more than 0 MiB, and no line of a log that is known"):
         read(log, b"nothing of that kind\n" * 100)
-
-
-def test_a_line_without_end_is_cut(log: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(log_file, "_PIECE", 100)
     monkeypatch.setattr(log_file, "_LONGEST_LINE", 700)
     found = read(log, ("." * 500 + line(n=16).rstrip() + "." * 1000 + line("bench", n=64) + TEXT).encode())
@@ -159,5 +148,4 @@ def test_a_pipe_is_read_once_and_used_twice(tmp_path: Path) -> None:
 
 def test_more_calls_than_are_kept(log: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(workload, "MOST_CALLS", 2)
-    with pytest.raises(InputError, match=r"job\.log holds more than 2 different GEMMs; name a log of a shorter"):
-        read(log, TEXT.encode())
+    refuses(r"job\.log holds more than 2 different GEMMs; name a log of a shorter", read, log, TEXT.encode())

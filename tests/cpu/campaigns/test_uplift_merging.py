@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, Waiting
-from tests.support.nouns import Machine, Problem, Record, Support, each, loader, matrices, results_format
+from tests.support.nouns import Machine, Problem, Record, Support, cases, loader, matrices, results_format
 from tests.support.stand_in_campaigns import stored
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -151,15 +151,12 @@ def test_a_merge_that_is_killed_goes_on(raced: Any) -> None:
     assert [one.seconds for one in raced(conflicts, gpu)] == [1e-6, 7e-6, 7e-6], "all are known"
 
 
-@each(
-    ("text", "complaint"),
-    [
-        (None, "there is no such file"),
-        ("- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
-        ("- {M: 16, N: 64, K: 0, time(us): 3}\n", r"row 1 \(line 1\) K must"),
-    ],
+@cases(
+    (None, "there is no such file"),
+    ("- {M: 16, N: 64, K: 128, dtype_a: bf16}\n", "has no results, only sizes"),
+    ("- {M: 16, N: 64, K: 0, time(us): 3}\n", r"row 1 \(line 1\) K must"),
 )
-def test_what_can_not_be_read_changes_nothing(text: str | None, complaint: str, tmp_path: Path) -> None:
+def test_what_can_not_be_read_changes_nothing(text: str | None, complaint: str, /, tmp_path: Path) -> None:
     mine, theirs = write(tmp_path / "mine.yaml", stored(PROBLEMS[0], 1, 5)), tmp_path / "theirs.yaml"
     if text is not None:
         theirs.write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.linear_layers import problem
 from tests.support.model_configs import without_transformers  # noqa: F401
-from tests.support.nouns import Capsys, FormatRow, Patch, each, load_target
+from tests.support.nouns import Capsys, FormatRow, Patch, cases, each, load_target
 from tritongemm.cli import arguments, capture, export, gradlib, library, optimize, options, shell, tune
 from tritongemm.report.console import Reporter
 from tritongemm.tune import requested_rows
@@ -19,7 +19,7 @@ from tritongemm.tune import requested_rows
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
-def test_the_ends_of_a_range_belong_to_it_and_sizes_go_by_both_kinds_of_names() -> None:
+def test_ranges_sizes_and_files_that_can_not_be_read(tmp_path: Path, capsys: Capsys) -> None:
     args = options.parse(
         ["-m", "1", "-n", "2147483647", "-k", "+7", "--rotating_tensor", "-1", "--timeout", "31536000"]
     )
@@ -28,6 +28,8 @@ def test_the_ends_of_a_range_belong_to_it_and_sizes_go_by_both_kinds_of_names() 
     assert options.parse([*SIZE, "--errRatio", ".5", "--min_gain", "0"]).err_ratio == 0.5
     args = options.parse(["--m", "1", "--n=2", "--k", "3", "--dtype", "bf16"])
     assert (args.m, args.n, args.k, args.dtype_a, args.dtype_b, args.dtype_c) == (1, 2, 3, "bf16", None, None)
+    assert export.main([str(tmp_path / "a\u202eb"), "-o", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"
 
 
 def test_compilers_go_with_the_cores(monkeypatch: Patch) -> None:
@@ -58,11 +60,6 @@ def test_a_name_that_a_terminal_would_obey(capsys: Capsys, option: str) -> None:
     assert exit_.value.code == 2 and "has control characters; choose another name" in err and "\x1b" not in err
 
 
-def test_export_says_what_it_can_not_read_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
-    assert export.main([str(tmp_path / "a\u202eb"), "-o", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}/a\\u202eb: there is no such file\n"
-
-
 @each("name", ["lib.tar.gz", "lib.tgz", "LIB.ZIP", "lib.yaml"])
 def test_a_folder_is_not_called_as_a_file(capsys: Capsys, tmp_path: Path, name: str) -> None:
     of_folders: Any = (library, ["build"]), (library, ["merge"]), (export, []), (optimize, [])
@@ -80,26 +77,22 @@ def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
     assert options.architecture("h300") == "h300" and options.architecture("mi355x") == "MI355X"
 
 
-@each(
-    ("words", "reported"),
-    [
-        ([], "there is no program to run"),
-        (["nowhere.py"], "nowhere.py: there is no such script"),
-        (["-m", "no.such.module"], "there is no module no.such.module"),
-        (["-o", "program.py", "program.py"], "program.py is not a list of sizes"),
-        (["-o", "other.csv", "program.py"], "other.csv is not a file of AITER's sizes"),
-        (["-o", "columns.csv", "program.py"], "columns.csv has columns M,N,K,q_dtype_w, not M,N,K,bias"),
-    ],
+@cases(
+    ([], "there is no program to run"),
+    (["nowhere.py"], "nowhere.py: there is no such script"),
+    (["-m", "no.such.module"], "there is no module no.such.module"),
+    (["-o", "program.py", "program.py"], "program.py is not a list of sizes"),
+    (["-o", "other.csv", "program.py"], "other.csv is not a file of AITER's sizes"),
+    (["-o", "columns.csv", "program.py"], "columns.csv has columns M,N,K,q_dtype_w, not M,N,K,bias"),
 )
 def test_what_cannot_be_run_is_refused(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capsys, words: list[str], reported: str
+    words: list[str], reported: str, /, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     for name, text in (("program.py", "print(1)\n"), ("other.csv", "a,b\n"), ("columns.csv", "M,N,K,q_dtype_w\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRITONGEMM_CAPTURE", "")  # so that what the command sets is undone
-    assert capture.main(words) == shell.REFUSED
-    assert reported in capsys.readouterr().err
+    assert capture.main(words) == shell.REFUSED and reported in capsys.readouterr().err
 
 
 TINY = {

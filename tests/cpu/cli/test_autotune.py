@@ -14,7 +14,7 @@ import pytest
 import tritongemm
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator, passed
-from tests.support.nouns import Capsys, Defaults, Machine, Patch, Problem, each, load_target, matrices
+from tests.support.nouns import Capsys, Defaults, Machine, Patch, Problem, apart, cases, load_target, matrices, refuses
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.progress import RunProgress
@@ -46,8 +46,7 @@ def test_sizes_of_every_kind(capfd: Capsys) -> None:
     assert results[1].predicted and len(results) == 3 and not results.failures
     assert str(results).startswith("Predicted, not measured") and "8x16x16_bf16_TN_biasn" in repr(results)
     assert results._repr_html_().startswith("<pre>Predicted")
-    rows = sizes.from_file(Path("out.yaml"), Defaults())
-    assert tuple(row.record for row in rows) == results.records
+    assert tuple(row.record for row in sizes.from_file(Path("out.yaml"), Defaults())) == results.records
     results.report("page.html")
     assert "8x16x16_bf16_TN_biasn" in Path("page.html").read_text(encoding="utf-8")
     assert str(results.load()).startswith("0 of 3 rows serve")
@@ -57,8 +56,7 @@ def test_saved_results_stand_beside_others() -> None:
     first, second = (autotune([(m, 16, 16)], output=f"{m}.yaml") for m in (16, 8))
     for results in (first, second, second):
         results.save("both.yaml")
-    rows = sizes.from_file(Path("both.yaml"), Defaults())
-    assert [row.record for row in rows] == [*first, *second]
+    assert [row.record for row in sizes.from_file(Path("both.yaml"), Defaults())] == [*first, *second]
     measured = replace(first[0], timer="graph-events", winner="torch", library="torch", library_seconds=8e-6)
     with pytest.warns(RemarkWarning, match="8x16x16_bf16_TN: its time is a prediction"):
         replace(first, records=(measured, second[0])).save("bf16_tuned_gemm.csv")
@@ -67,8 +65,7 @@ def test_saved_results_stand_beside_others() -> None:
     blocks = ", ".join(f"{name}: 16" for name in ("M", "N", "K", *(f"BLOCK_SIZE_{axis}" for axis in "MNK")))
     launch = "GROUP_SIZE_M: 1, SPLIT_K: 1, num_warps: 2, num_stages: 2"
     Path("sizes.yaml").write_text(f"- {{{blocks}, dtype_a: bf16, {launch}}}\n")
-    with pytest.raises(InputError, match=r"sizes\.yaml holds sizes without a result"):
-        first.save("sizes.yaml")
+    refuses(r"sizes\.yaml holds sizes without a result", first.save, "sizes.yaml")
 
 
 def test_an_interrupt_in_the_callback_loses_nothing() -> None:
@@ -114,20 +111,21 @@ def test_gains_are_those_over_the_library(monkeypatch: Patch) -> None:
     assert results.path == Path("output/tuning_results_gfx1100.yaml")
 
 
-def test_a_request_has_all_that_it_needs() -> None:
+def test_a_request_has_all_that_it_needs_and_the_import_stays_light() -> None:
     with pytest.raises(TypeError, match="budget, target, output and invariant of its own"):
         tritongemm.autotune(TuneRequest(SizeSource(given=((16, 16, 16),))), effort="quick")
+    heavy = ("tritongemm.tune", "tritongemm.cli", "torch", "rich", "numpy")
+    code = f"import sys, tritongemm\nprint([name for name in sys.modules if name.startswith({heavy})])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-@each(
-    ("effort", "offline", "timed"),
-    [
-        ("quick", ("exhaustive", 16), ("guided", 32)),
-        ("normal", ("exhaustive", 64), ("guided", 0)),
-        ("full", ("exhaustive", 0), ("exhaustive", 0)),
-    ],
+@cases(
+    ("quick", ("exhaustive", 16), ("guided", 32)),
+    ("normal", ("exhaustive", 64), ("guided", 0)),
+    ("full", ("exhaustive", 0), ("exhaustive", 0)),
 )
-def test_levels_of_effort(effort: str, offline: tuple[str, int], timed: tuple[str, int]) -> None:
+def test_levels_of_effort(effort: str, offline: tuple[str, int], timed: tuple[str, int], /) -> None:
     """What the user says himself goes before them."""
     request = TuneRequest(search=SearchScope(effort=effort))
     for machine, expected in ((OFFLINE, offline), (GPU, timed)):
@@ -139,22 +137,18 @@ def test_levels_of_effort(effort: str, offline: tuple[str, int], timed: tuple[st
             assert (plan.strategy, plan.budget) == wanted
 
 
-@pytest.mark.parametrize(
-    ("asked", "more", "complaint"),
-    [
-        ([], {}, "there are no sizes to tune"),
-        ([(16, 16)], {}, r"\(16, 16\) is no size"),
-        ([(16, 16, 16), (0, 1, 1)], {}, "row 2 .line 2. M must be at least 1"),
-        ([{"M": 16, "N": 16}], {}, "has no K"),
-        ([(16, 16, 16)], {"dtype": "fp7"}, "unknown dtype 'fp7'; there are: fp16"),
-        ([(16, 16, 16)], {"effort": "mad"}, "no effort 'mad'; there are: quick, normal, full"),
-        ([(16, 16, 16)], {"budget": "soon"}, "'soon' is neither a number of configs"),
-        ("absent.yaml", {}, "absent.yaml"),
-    ],
+@apart(
+    ([], {}, "there are no sizes to tune"),
+    ([(16, 16)], {}, r"\(16, 16\) is no size"),
+    ([(16, 16, 16), (0, 1, 1)], {}, "row 2 .line 2. M must be at least 1"),
+    ([{"M": 16, "N": 16}], {}, "has no K"),
+    ([(16, 16, 16)], {"dtype": "fp7"}, "unknown dtype 'fp7'; there are: fp16"),
+    ([(16, 16, 16)], {"effort": "mad"}, "no effort 'mad'; there are: quick, normal, full"),
+    ([(16, 16, 16)], {"budget": "soon"}, "'soon' is neither a number of configs"),
+    ("absent.yaml", {}, "absent.yaml"),
 )
-def test_what_can_not_be_tuned(asked: Any, more: dict[str, Any], complaint: str, folder: Path) -> None:
-    with pytest.raises(InputError, match=complaint):
-        autotune(asked, **more)
+def test_what_can_not_be_tuned(asked: Any, more: dict[str, Any], complaint: str, /, folder: Path) -> None:
+    refuses(complaint, autotune, asked, **more)
     assert not [*folder.iterdir()]
 
 
@@ -166,10 +160,3 @@ def test_the_example_of_the_page_runs(monkeypatch: Patch) -> None:
     found: dict[str, Any] = {}
     exec(example.replace("4096", "16"), found)
     assert len(found["results"]) == 3 and Path("report.html").exists() and Path("served.yaml").exists()
-
-
-def test_the_import_stays_light() -> None:
-    heavy = ("tritongemm.tune", "tritongemm.cli", "torch", "rich", "numpy")
-    code = f"import sys, tritongemm\nprint([name for name in sys.modules if name.startswith({heavy})])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")

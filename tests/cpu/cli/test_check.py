@@ -51,8 +51,7 @@ def results(tmp_path: Path) -> Path:
         store.add_record(lost)
         store.merge()
     assert text.splitlines()[1:] == path.read_text().splitlines()[1:3]
-    old = path.with_name("tuned.yaml.journal.old")
-    old.replace(path.with_name("tuned.yaml.journal"))
+    path.with_name("tuned.yaml.journal.old").replace(path.with_name("tuned.yaml.journal"))
     return path
 
 
@@ -74,7 +73,9 @@ def words(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_stale_results_are_reported(results: Path, capsys: Capsys) -> None:
+def test_what_holds_no_result_is_refused_and_stale_results_reported(
+    results: Path, capsys: Capsys, tmp_path: Path
+) -> None:
     before = results.read_bytes()
     assert command.main([str(results), "--repair"]) == 1
     said = capsys.readouterr()
@@ -84,6 +85,13 @@ def test_stale_results_are_reported(results: Path, capsys: Capsys) -> None:
     assert third == "64x96x160_bf16_TN 64 gfx942 torch holds -"
     assert "1 moved, 1 unknown, 1 holds (triton " in said.out and "no GPU is here" in said.err
     assert results.read_bytes() == before
+    (tmp_path / "sizes.yaml").write_text("- {M: 16, N: 16, K: 16}\n")
+    assert command.main([str(tmp_path / "sizes.yaml")]) == 2 and command.main([str(tmp_path / "nothing.zip")]) == 2
+    err = capsys.readouterr().err
+    assert "holds no tuned result: sizes alone in 1 row; tune it first" in err and "there is no such file" in err
+    (tmp_path / "tunings").mkdir()
+    assert command.main([str(tmp_path / "tunings")]) == 2
+    assert "tunings is no library: it has no library.json" in capsys.readouterr().err
 
 
 def test_repairs_replace_what_moved_and_nothing_else(results: Path, gpu: FakeEvaluator, capsys: Capsys) -> None:
@@ -93,37 +101,22 @@ def test_repairs_replace_what_moved_and_nothing_else(results: Path, gpu: FakeEva
     after = results.read_text().splitlines()
     assert after[3] == before[3] and after[1] != before[1] and len(after) == len(before)
     assert '"M_from": 41' in after[2] and '"code": ' in after[1] and '"code": ' in after[2]
-    assert command.main([str(results)]) == 0
-    assert "3 holds" in capsys.readouterr().out
+    assert command.main([str(results)]) == 0 and "3 holds" in capsys.readouterr().out
 
 
 def test_a_library_is_repaired_too(results: Path, gpu: FakeEvaluator, tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "library"
-    assert library_command.main(["build", str(results), "-o", str(path)]) == 0
-    assert command.main([str(path)]) == 0
+    assert library_command.main(["build", str(results), "-o", str(path)]) == 0 and command.main([str(path)]) == 0
     before = {e.record.problem: e for e in open_library(path).entries}
     kernel = before[SIZES[0]].kernel
     assert kernel is not None
-    member = path / kernel.member
-    member.write_bytes(bytes(kernel.size))
-    assert command.main([str(path)]) == 1
-    assert "damaged" in capsys.readouterr().out
+    (path / kernel.member).write_bytes(bytes(kernel.size))
+    assert command.main([str(path)]) == 1 and "damaged" in capsys.readouterr().out
     assert command.main([str(path), "--repair"]) == 0
     library = open_library(path)
     after = {e.record.problem: e for e in library.entries}
     assert not library.faults() and after.keys() == before.keys() and after[SIZES[2]] == before[SIZES[2]]
     assert after[SIZES[0]].record.timer == "sundial"
-
-
-def test_what_holds_no_result_is_refused(tmp_path: Path, capsys: Capsys) -> None:
-    (tmp_path / "sizes.yaml").write_text("- {M: 16, N: 16, K: 16}\n")
-    assert command.main([str(tmp_path / "sizes.yaml")]) == 2
-    assert command.main([str(tmp_path / "nothing.zip")]) == 2
-    said = capsys.readouterr().err
-    assert "holds no tuned result: sizes alone in 1 row; tune it first" in said and "there is no such file" in said
-    (tmp_path / "tunings").mkdir()
-    assert command.main([str(tmp_path / "tunings")]) == 2
-    assert "tunings is no library: it has no library.json" in capsys.readouterr().err
 
 
 def test_all_devices_repair(results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys) -> None:
@@ -137,8 +130,7 @@ def test_all_devices_repair(results: Path, gpu: FakeEvaluator, monkeypatch: Patc
     monkeypatch.setattr(machine, "count_devices", lambda: 2)
     monkeypatch.setattr(machine, "find_machine", lambda _, ids, count: replace(GPU, devices=tuple(range(count or 1))))
     monkeypatch.setattr(command, "_devices", devices)
-    assert command.main([str(results), "--repair"]) == 0
-    assert capsys.readouterr().out.count("repaired: ") == 2
+    assert command.main([str(results), "--repair"]) == 0 and capsys.readouterr().out.count("repaired: ") == 2
     with pytest.raises(SystemExit):
         command.main([str(results), "--gpus", "0;1"])
     assert "not a list of numbers of GPUs" in capsys.readouterr().err
@@ -215,8 +207,7 @@ def test_entries_of_a_library_are_repaired_one_by_one(
             return super().race(problem, *args, **more)
 
     monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([Stopped(path, lambda _: [])]))
-    assert command.main([str(path), "--repair"]) == 130
-    assert states() == ["holds", "damaged", "holds"]
+    assert command.main([str(path), "--repair"]) == 130 and states() == ["holds", "damaged", "holds"]
     monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([gpu]))
     assert command.main([str(path), "--repair"]) == 0
     assert states() == ["holds"] * 3 and library_command.main(["verify", str(path)]) == 0

@@ -12,6 +12,7 @@ import yaml
 from tests.support import fake_ray
 from tests.support.call_logs import line
 from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE
+from tests.support.nouns import Capsys, Patch
 from tritongemm.campaigns.driver import STAGES
 from tritongemm.cli import optimize, shell, tune
 from tritongemm.measure.cluster import ClusterGpus
@@ -25,14 +26,12 @@ SIZES = "- {M: 16, N: 16, K: 32}\n- {M: 24, N: 16, K: 32}\n"
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> fake_ray.FakeRay:
+def ray(monkeypatch: Patch) -> fake_ray.FakeRay:
     monkeypatch.setattr(cluster, "ClusterGpus", partial(ClusterGpus, roles=(GPU_ROLE, SURVEY_ROLE)))
     return fake_ray.put_in_place(monkeypatch, {"head": 0, "one": 1, "two": 1})
 
 
-def test_a_run_on_a_cluster_ends_in_one_file(
-    ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_on_a_cluster_ends_in_one_file(ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "sizes.yaml").write_text(SIZES)
     argv = ["--gemm_size_file", str(tmp_path / "sizes.yaml"), "-o", str(tmp_path / "out.yaml"), "--ray", "auto"]
     argv += ["--budget", "2", "--libtype", "triton", "--num_threads", "1"]
@@ -42,23 +41,19 @@ def test_a_run_on_a_cluster_ends_in_one_file(
     assert ray.held == dict.fromkeys(ray.held, 0)
     curve = quality_over_time(history.read(tmp_path / "out.yaml.journal"))
     assert f"time to quality: {curve.describe()}" in said, "as in the report"
-    rows = yaml.safe_load((tmp_path / "out.yaml").read_text())
-    assert [row["M"] for row in rows] == [16, 24]
+    assert [row["M"] for row in yaml.safe_load((tmp_path / "out.yaml").read_text())] == [16, 24]
     assert tune.main(argv) == 0
     said = capsys.readouterr().err
     assert "2 of 2 sizes are in" in said and "time to quality" not in said
 
 
-def test_what_can_not_be_done_on_a_cluster_is_refused(
-    ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_can_not_be_done_on_a_cluster_is_refused(ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys) -> None:
     size = ["-m", "16", "-n", "16", "-k", "32", "-o", str(tmp_path / "out.yaml"), "--ray", "auto"]
     with pytest.raises(SystemExit):
         tune.main([*size, "--gpu_ids", "0"])
     assert "with --ray, --ngpus says" in capsys.readouterr().err
     ray.gpus = dict.fromkeys(ray.gpus, 0)
-    assert tune.main(size) == 2
-    assert capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")
+    assert tune.main(size) == 2 and capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")
 
 
 LOG = line(m=16, n=16, k=32, count=9) + line(m=16, n=24, k=32, count=5)
@@ -80,9 +75,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.heavy  # the same run without a cluster is quick, and so is a run of sizes on one
-def test_a_campaign_measures_all_its_stages_on_a_cluster(
-    ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_campaign_measures_all_its_stages_on_a_cluster(ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys) -> None:
     folder = tmp_path / "tunings"
     assert optimized(tmp_path) == shell.DONE
     said = capsys.readouterr().err
@@ -103,7 +96,7 @@ def test_a_campaign_measures_all_its_stages_on_a_cluster(
 
 
 def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
-    ray: fake_ray.FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys
 ) -> None:
     for words, complaint in ((("--gpus", "0"), "with --ray, --ngpus says"), (("--ngpus", "-1"), "not a whole number")):
         with pytest.raises(SystemExit):

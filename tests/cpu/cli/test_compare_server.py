@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.nouns import Capsys, InputError, Patch, each
+from tests.support.nouns import Capsys, InputError, Patch, apart, each
 from tests.support.reports import problem, result, write_results
 from tritongemm.cli import compare_server, shell
 from tritongemm.core.trial import PREDICTED
@@ -71,24 +71,22 @@ def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: Capsys) ->
     assert len(processes(tmp_path / "logs")) == 8, "four servers with a child each"
 
 
-@pytest.mark.parametrize(
-    ("fault", "reported"),
-    [
-        ("start", "  | no such model\nerror: the server ended with exit status 1 before it answered"),
-        ("answer", "an illegal memory access\nerror: the server ended with exit status 3 while it was measured"),
-        ("refuse", "error: the server answered /v1/completions with status 400: {"),
-        ("page", "error: the server's answer is not one of OpenAI's HTTP API: JSONDecodeError("),
-        ("no model", "error: the server's answer is not one of OpenAI's HTTP API: KeyError('data')"),
-        ("silent", "/health within 0.5 s; --start-limit"),
-    ],
+@apart(
+    ("start", "  | no such model\nerror: the server ended with exit status 1 before it answered"),
+    ("answer", "an illegal memory access\nerror: the server ended with exit status 3 while it was measured"),
+    ("refuse", "error: the server answered /v1/completions with status 400: {"),
+    ("page", "error: the server's answer is not one of OpenAI's HTTP API: JSONDecodeError("),
+    ("no model", "error: the server's answer is not one of OpenAI's HTTP API: KeyError('data')"),
+    ("silent", "/health within 0.5 s; --start-limit"),
 )
-def test_a_server_that_fails(words: list[str], capsys: Capsys, monkeypatch: Patch, fault: str, reported: str) -> None:
+def test_a_server_that_fails(
+    fault: str, reported: str, /, words: list[str], capsys: Capsys, monkeypatch: Patch
+) -> None:
     if fault in ("refuse", "page", "no model"):  # it runs on
         monkeypatch.setattr(compare_server, "ENDING_SECONDS", 0.1)
     if fault == "silent":
         words[words.index("--start-limit") + 1] = "0.5"
-    assert compare_server.main([*words, "--fault", fault]) == shell.REFUSED
-    assert reported in capsys.readouterr().err
+    assert compare_server.main([*words, "--fault", fault]) == shell.REFUSED and reported in capsys.readouterr().err
 
 
 def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: Capsys) -> None:
@@ -100,8 +98,7 @@ def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: Capsys
     assert "the server's port is not known" in capsys.readouterr().err
     assert compare_server.main([*own, "--", "no-such-server", *words[-2:]]) == shell.REFUSED
     assert "no-such-server can't be started: No such file" in capsys.readouterr().err
-    assert compare_server.main(own) == shell.REFUSED
-    assert "there is no server to start" in capsys.readouterr().err
+    assert compare_server.main(own) == shell.REFUSED and "there is no server to start" in capsys.readouterr().err
     assert compare_server.main([*words[:-1], "99999"]) == shell.REFUSED
     assert "the server's --port: '99999' is not a whole number from 1 to 65535" in capsys.readouterr().err
     (tmp_path / "out.json").write_text("a letter")
@@ -143,14 +140,11 @@ def test_a_killed_command_leaves_no_server(words: list[str], tmp_path: Path) -> 
     os.kill(processes(tmp_path / "logs")[1], signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("named", "command", "port"),
-    [
-        (None, "python -m sglang.launch_server --model-path m", 30000), (None, "/usr/bin/vllm serve m", 8000),
-        (None, "vllm serve m --port=81", 81), (82, "sglang serve m --port 81", 82),
-    ],
+@apart(
+    (None, "python -m sglang.launch_server --model-path m", 30000), (None, "/usr/bin/vllm serve m", 8000),
+    (None, "vllm serve m --port=81", 81), (82, "sglang serve m --port 81", 82),
 )  # fmt: skip
-def test_where_a_server_answers(named: int | None, command: str, port: int) -> None:
+def test_where_a_server_answers(named: int | None, command: str, port: int, /) -> None:
     assert compare_server._port(named, command.split()) == port
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.foreign_rows import AITER_HEADER as HEADER
-from tests.support.nouns import Capsys, Defaults, Patch, Problem, each, matrices, registry, results_format
+from tests.support.nouns import Capsys, Defaults, Patch, Problem, cases, each, matrices, registry, results_format
 from tests.support.stores import ONE, TWO, record, rows, take
 from tritongemm.cli import check, convert
 from tritongemm.results import tuned_file
@@ -31,7 +31,7 @@ def written(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def test_results_go_both_ways(tmp_path: Path, capsys: Capsys) -> None:
+def test_results_go_both_ways_and_what_the_output_holds_stays(tmp_path: Path, capsys: Capsys) -> None:
     tuned, ours, again = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "ours.yaml", tmp_path / "again_bf16_tuned.csv"
     written(tuned, HEADER, TORCH, OTHER)
     assert convert.main([str(tuned), "-o", str(ours)]) == 0
@@ -40,11 +40,7 @@ def test_results_go_both_ways(tmp_path: Path, capsys: Capsys) -> None:
     assert "kernels that nothing here runs in 1 row, row 2 " in said.err
     (row,) = sizes.from_file(ours, Defaults())
     assert row.record and (row.record.winner, row.record.compute_units, row.record.seconds) == ("torch", 304, 9e-6)
-    assert convert.main([str(ours), "-o", str(again)]) == 0
-    assert again.read_text().splitlines() == [HEADER, TORCH]
-
-
-def test_what_the_output_holds_stays(tmp_path: Path, capsys: Capsys) -> None:
+    assert convert.main([str(ours), "-o", str(again)]) == 0 and again.read_text().splitlines() == [HEADER, TORCH]
     ours, output = tmp_path / "ours.yaml", tmp_path / "bf16_tuned_gemm.csv"
     problem = Problem(16, 512, 4096, *matrices("bf16", layout="TN"))
     translated = record(problem, 9e-6, winner="torch", library="torch", library_seconds=8e-6, compute_units=304)
@@ -57,7 +53,7 @@ def test_what_the_output_holds_stays(tmp_path: Path, capsys: Capsys) -> None:
     assert "1 of 2 results written" in said.out and f"not written in full: {ONE.key}: " in said.err
 
 
-def test_files_are_merged_with_rows_that_can_not_run_here(tmp_path: Path) -> None:
+def test_files_are_merged_and_results_of_one_thing_reported_once(tmp_path: Path) -> None:
     one, two, output = tmp_path / "a_bf16_tuned.csv", tmp_path / "b_bf16_tuned.csv", tmp_path / "all_bf16_tuned.csv"
     written(one, HEADER, OTHER)
     written(two, HEADER, OTHER.replace("8.0", "7.0"), TORCH)
@@ -66,9 +62,6 @@ def test_files_are_merged_with_rows_that_can_not_run_here(tmp_path: Path) -> Non
     assert one.read_text() == f"{HEADER}\n{OTHER}\n", "sources stay as they are"
     before = output.read_bytes()
     assert convert.main([str(one), str(two), "-o", str(output)]) == 0 and output.read_bytes() == before
-
-
-def test_results_of_one_thing_are_reported_once(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.yaml" for name in "ab"]
     for path, seconds in zip(paths, (2e-5, 1e-5), strict=True):
         path.write_text(results_format().write([record(ONE, seconds), record(TWO)]), encoding="utf-8")
@@ -178,19 +171,16 @@ def test_bad_input_costs_nothing_that_is_there(tmp_path: Path, capsys: Capsys) -
     assert len(sizes.from_file(ours, Defaults())) == 2
 
 
-@each(
-    ("name", "flags", "translated"),
-    [
-        ("a8w8_blockscale_tuned_gemm.csv", (), ["M,N,K,libtype", "64,2112,7168"]),
-        ("a8w8_blockscale_bpreshuffle_tuned_gemm.csv", (), ["M,N,K,libtype", "32,2112,7168"]),
-        ("a8w8_tuned_gemm.csv", (), ["M,N,K,q_dtype_w", "16,2112,7168"]),
-        ("bf16_tuned_batched_gemm.csv", (), ["B,M,N,K", "8,8,2112,7168"]),
-        ("mine.csv", ("--to", "aiter", "--family", "a8w8_blockscale"), ["M,N,K,libtype", "64,2112,7168"]),
-        ("tuned_fmoe.csv", (), []),
-    ],
+@cases(
+    ("a8w8_blockscale_tuned_gemm.csv", (), ["M,N,K,libtype", "64,2112,7168"]),
+    ("a8w8_blockscale_bpreshuffle_tuned_gemm.csv", (), ["M,N,K,libtype", "32,2112,7168"]),
+    ("a8w8_tuned_gemm.csv", (), ["M,N,K,q_dtype_w", "16,2112,7168"]),
+    ("bf16_tuned_batched_gemm.csv", (), ["B,M,N,K", "8,8,2112,7168"]),
+    ("mine.csv", ("--to", "aiter", "--family", "a8w8_blockscale"), ["M,N,K,libtype", "64,2112,7168"]),
+    ("tuned_fmoe.csv", (), []),
 )
 def test_a_file_is_of_the_family_that_its_name_says(
-    name: str, flags: tuple[str, ...], translated: list[str], tmp_path: Path, capsys: Capsys
+    name: str, flags: tuple[str, ...], translated: list[str], /, tmp_path: Path, capsys: Capsys
 ) -> None:
     """Files of two families have the same columns, and a kernel of one reads the other's B as other numbers."""
     problems = [
@@ -290,5 +280,4 @@ def test_ctrl_c_ends_no_merge(tmp_path: Path, monkeypatch: Patch, ended: type[Ba
                     raise ended
         except (KeyboardInterrupt, ValueError) as error:
             assert type(error) is (TuningStopped if ended is KeyboardInterrupt else ended)
-    assert rows(path) == [record(ONE)]
-    assert bool(profiles) is (ended is not ValueError)
+    assert rows(path) == [record(ONE)] and bool(profiles) is (ended is not ValueError)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import raising
 from tests.support.foreign_rows import AITER_HEADER as TUNED
-from tests.support.nouns import Capsys, Defaults, InputError, MeasureProtocol, Patch, loader
+from tests.support.nouns import Capsys, Defaults, InputError, MeasureProtocol, Patch, apart, loader
 from tritongemm.cli import gradlib, shell, tune
 from tritongemm.hip_ext import machine
 from tritongemm.report.console import Reporter
@@ -61,19 +61,16 @@ def test_every_flag_has_its_meaning(untuned: Path, requests: list[TuneRequest]) 
     assert asked.search == SearchScope(budget=(0, 90), libtype="asm,hipblaslt")
 
 
-@pytest.mark.parametrize(
-    ("family", "untuned", "tuned", "most"),
-    [
-        ("a4w4_blockscale", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", 1),
-        ("a4w4_bpreshuffle", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", 1),
-        ("a8w8_blockscale", "a8w8_blockscale_untuned_gemm.csv", "a8w8_blockscale_tuned_gemm.csv", 1),
-        ("batched_bf16", "bf16_untuned_batched_gemm.csv", "bf16_tuned_batched_gemm.csv", 1),
-        ("fmoe", "untuned_fmoe.csv", "tuned_fmoe.csv", 1),
-        ("bf16", "bf16_untuned_gemm.csv", "bf16_tuned_gemm.csv", 0),
-    ],
+@apart(
+    ("a4w4_blockscale", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", 1),
+    ("a4w4_bpreshuffle", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", 1),
+    ("a8w8_blockscale", "a8w8_blockscale_untuned_gemm.csv", "a8w8_blockscale_tuned_gemm.csv", 1),
+    ("batched_bf16", "bf16_untuned_batched_gemm.csv", "bf16_tuned_batched_gemm.csv", 1),
+    ("fmoe", "untuned_fmoe.csv", "tuned_fmoe.csv", 1),
+    ("bf16", "bf16_untuned_gemm.csv", "bf16_tuned_gemm.csv", 0),
 )
 def test_a_family_has_its_own_files_and_splits_where_k_asks(
-    family: str, untuned: str, tuned: str, most: int, requests: list[TuneRequest]
+    family: str, untuned: str, tuned: str, most: int, /, requests: list[TuneRequest]
 ) -> None:
     assert gradlib.main(["--family", family, "--sort", "--batch", "50"]) == 0
     (asked,) = requests
@@ -134,6 +131,16 @@ def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:
     assert asked.outputs.path == Path("bf16_tuned_gemm.csv")
 
 
+def test_a_family_that_there_is_not_is_the_complaint(requests: list[TuneRequest], capsys: Capsys) -> None:
+    with pytest.raises(SystemExit):
+        gradlib.main(["--family", "a4w4"])
+    said = capsys.readouterr().err
+    assert not requests and "no family is called 'a4w4'; there are: a" in said
+    assert (
+        "; names from other tools' files: bf16, batched_a8w8, batched_a8w8_blockscale_mxscale, batched_bf16, " in said
+    )
+
+
 def test_a_run_that_is_stopped_says_how_to_continue(untuned: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """With the same command, but for what would start over."""
     monkeypatch.setattr(requested_run, "tune", raising(requested_run.TuningStopped(Path("some.yaml.journal"))))
@@ -151,6 +158,12 @@ def test_types_and_biases_go_before_the_files(untuned: Path, requests: list[Tune
     assert requests[0].sizes.path == Path("bf16_tuned_gemm_sizes.csv")
 
 
+def test_an_output_of_any_name_is_of_the_inputs_family(untuned: Path, requests: list[TuneRequest]) -> None:
+    assert gradlib.main(["-i", str(untuned), "-o", "t.csv"]) == 0
+    (asked,) = requests
+    assert (asked.outputs.path, asked.outputs.to, asked.sizes.defaults.family) == (Path("t.csv"), "aiter", "bf16")
+
+
 def test_columns_in_any_order_keep_their_cells(untuned: Path, requests: list[TuneRequest]) -> None:
     """Also where a spreadsheet has put blanks and quotes; the command may then be given again."""
     untuned.write_text(
@@ -162,43 +175,23 @@ def test_columns_in_any_order_keep_their_cells(untuned: Path, requests: list[Tun
         assert lines == ["cu_num,N,M,K,bias,dtype,outdtype", '"a,b",64,16,64,False,torch.float16,torch.float16']
 
 
-def test_an_output_of_any_name_is_of_the_inputs_family(untuned: Path, requests: list[TuneRequest]) -> None:
-    assert gradlib.main(["-i", str(untuned), "-o", "t.csv"]) == 0
-    (asked,) = requests
-    assert (asked.outputs.path, asked.outputs.to, asked.sizes.defaults.family) == (Path("t.csv"), "aiter", "bf16")
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ("", "name either a file of sizes with -i, or a model with --model_dir"),
-        ("-i a.csv --model_dir m", "name either a file"),
-        ("-i a.csv -o out.csv", "name its family, as in --family bf16"),
-        ("-i a.csv -o out.yaml --family a8w8", "-o out.yaml is not called as a file of AITER's"),
-        ("-i bare_a4w4.csv -o a4w4_tuned.csv --indtype bf16", "has no column dtype, outdtype that --indtype"),
-        ("-i bf16_long.csv --indtype bf16", "line 2 has 9 values for 8 columns"),
-        ("-i bf16_short.csv --indtype bf16", "line 3 has 3 values for 8 columns"),
-        ("-i bf16_long.csv --nsets 16", "--nsets needs --model_dir"),
-    ],
+@apart(
+    ("", "name either a file of sizes with -i, or a model with --model_dir"),
+    ("-i a.csv --model_dir m", "name either a file"),
+    ("-i a.csv -o out.csv", "name its family, as in --family bf16"),
+    ("-i a.csv -o out.yaml --family a8w8", "-o out.yaml is not called as a file of AITER's"),
+    ("-i bare_a4w4.csv -o a4w4_tuned.csv --indtype bf16", "has no column dtype, outdtype that --indtype"),
+    ("-i bf16_long.csv --indtype bf16", "line 2 has 9 values for 8 columns"),
+    ("-i bf16_short.csv --indtype bf16", "line 3 has 3 values for 8 columns"),
+    ("-i bf16_long.csv --nsets 16", "--nsets needs --model_dir"),
 )
 def test_what_can_not_be_meant(
-    flags: str, complaint: str, untuned: Path, requests: list[TuneRequest], capsys: Capsys
+    flags: str, complaint: str, /, untuned: Path, requests: list[TuneRequest], capsys: Capsys
 ) -> None:
     Path("bare_a4w4.csv").write_text("M,N,K\n1,2,3\n")
     Path("bf16_long.csv").write_text(f"{HEADER}\n{LINE},7\n")
     Path("bf16_short.csv").write_text(f"{HEADER}\n{LINE}\n16,64,64\n")
-    assert gradlib.main(flags.split()) == 2 and not requests
-    assert complaint in capsys.readouterr().err
-
-
-def test_a_family_that_there_is_not_is_the_complaint(requests: list[TuneRequest], capsys: Capsys) -> None:
-    with pytest.raises(SystemExit):
-        gradlib.main(["--family", "a4w4"])
-    said = capsys.readouterr().err
-    assert not requests and "no family is called 'a4w4'; there are: a" in said
-    assert (
-        "; names from other tools' files: bf16, batched_a8w8, batched_a8w8_blockscale_mxscale, batched_bf16, " in said
-    )
+    assert gradlib.main(flags.split()) == 2 and not requests and complaint in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_gpu")

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support import shipped
 from tests.support.linear_layers import TILE, problem, record
+from tests.support.nouns import Capsys, Patch
+from tests.support.tables import apart
 from tritongemm.cli import lookup
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
@@ -33,13 +35,13 @@ def file(tmp_path: Path) -> str:
     return str(found)
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, list[str]]:
+def run(capsys: Capsys, *argv: str) -> tuple[int, list[str]]:
     status = lookup.main(argv)
     said = capsys.readouterr()
     return status, (said.out or said.err).splitlines()
 
 
-def test_a_row_is_reported_with_its_place_and_its_times(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_is_reported_with_its_place_times_and_what_was_held_out(file: str, capsys: Capsys) -> None:
     status, lines = run(capsys, file, "-m", "16", *SIZE)
     assert status == 0 and lines == [
         "exact: 16x32x64_bf16_TN on sm90, 132 compute units",
@@ -48,11 +50,12 @@ def test_a_row_is_reported_with_its_place_and_its_times(file: str, capsys: pytes
         "winner    triton",
         "time      2.00 us at M 16, 1.500x torch",
     ]
+    status, lines = run(capsys, file, "-m", "50", *SIZE)
+    assert status == 0 and lines[0] == "range: 50x32x64_bf16_TN on sm90, 132 compute units, M 33 to 64"
+    assert lines[-1] == "held out  M 36: +0.0%, 1.400x torch; M 40: +1.5%, 1.200x torch"
 
 
-def test_a_library_that_is_wrong_there_and_the_order_of_additions_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_that_is_wrong_there_and_the_order_of_additions_are_named(tmp_path: Path, capsys: Capsys) -> None:
     wrong = replace(
         record(problem(16, 32, 64), order="2x32", row_bits="aa"),
         library_seconds=None,
@@ -68,9 +71,7 @@ def test_a_library_that_is_wrong_there_and_the_order_of_additions_are_named(
     ]
 
 
-def test_a_row_that_does_not_add_up_as_it_states_or_as_others_do_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_that_does_not_add_up_as_it_states_or_as_others_do_is_named(tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "tuned.yaml"
     one, other = (record(problem(m, 32, 64), order=order, row_bits="aa") for m, order in ((16, "1x64"), (64, "2x32")))
     for rows, why in (
@@ -86,14 +87,8 @@ def test_a_row_that_does_not_add_up_as_it_states_or_as_others_do_is_named(
         assert line.startswith("order     1x64, but does not serve where rows must be invariant: ") and why in line
 
 
-def test_a_range_says_what_was_held_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status, lines = run(capsys, file, "-m", "50", *SIZE)
-    assert status == 0 and lines[0] == "range: 50x32x64_bf16_TN on sm90, 132 compute units, M 33 to 64"
-    assert lines[-1] == "held out  M 36: +0.0%, 1.400x torch; M 40: +1.5%, 1.200x torch"
-
-
 def test_without_a_gpu_the_device_is_that_of_all_rows(
-    file: str, tmp_path: Path, without_gpu: None, capsys: pytest.CaptureFixture[str]
+    file: str, tmp_path: Path, without_gpu: None, capsys: Capsys
 ) -> None:
     words = ["-m", "16", *SIZE[:-2]]
     assert run(capsys, file, *words)[1][0] == "exact: 16x32x64_bf16_TN on sm90, 132 compute units"
@@ -106,7 +101,7 @@ def test_without_a_gpu_the_device_is_that_of_all_rows(
 
 
 def test_rows_of_another_layout_are_named_and_can_be_asked_for(
-    tmp_path: Path, without_gpu: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, without_gpu: None, capsys: Capsys
 ) -> None:
     """As sizes that flags name are tuned without more; the architecture is theirs."""
     found = tmp_path / "rows.yaml"
@@ -121,7 +116,7 @@ def test_rows_of_another_layout_are_named_and_can_be_asked_for(
     assert run(capsys, *words, "-m", "16", "-row_b")[1][0] == "exact: 16x32x64_bf16_TT on sm90, 132 compute units"
 
 
-def test_what_the_rows_of_an_n_and_k_are_of_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_rows_of_an_n_and_k_are_of_is_named(tmp_path: Path, capsys: Capsys) -> None:
     """Their types, as where a file of four-bit weights is asked for bf16, or their M."""
     found = tmp_path / "rows.yaml"
     four_bits = Problem(16, 32, 128, *matrices("bf16", "int4", "bf16", layout="TN"))
@@ -140,7 +135,7 @@ def test_what_the_rows_of_an_n_and_k_are_of_is_named(tmp_path: Path, capsys: pyt
         assert run(capsys, str(found), "-m", "17", *SIZE[:2], "-k", k, *SIZE[4:]) == (1, [reason])
 
 
-def test_what_aiters_files_have_of_a_size_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aiters_rows_are_said_and_serve_as_buckets(tmp_path: Path, capsys: Capsys, file: str) -> None:
     csv = tmp_path / "a8w8_blockscale_bpreshuffle_tuned_gemm.csv"
     rows = [
         "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio",
@@ -159,9 +154,6 @@ def test_what_aiters_files_have_of_a_size_is_said(tmp_path: Path, capsys: pytest
         "holds no tuned result: kernels that nothing here runs in 1 row, row 1 AITER's own kernel (libtype triton); "
         "tune it first"
     )
-
-
-def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csv = tmp_path / "bf16_tuned_gemm.csv"
     csv.write_text(
         "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName\n"
@@ -179,36 +171,31 @@ def test_a_foreign_row_is_a_bucket(file: str, tmp_path: Path, capsys: pytest.Cap
     assert status == 1 and lines[0].startswith("fallback: 13x32x64_bf16_TN was never tuned for gfx950")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "begin"),
-    [
-        (("-m", "8"), 0, "exact: 8x32x64_bf16_TN"),
-        (("-m", "9"), 1, "fallback: {file}: row 4 (line 5): 9x32x64_bf16_TN: its record is a prediction"),
-        (("-m", "10"), 1, "fallback: 10x32x64_bf16_TN was tuned on 78 compute units; the device has 132"),
-        (("-m", "10", "--compute_units", "78"), 0, "exact: 10x32x64_bf16_TN on sm90, 78 compute units"),
-        (("-m", "10", "--bias-vector", "n"), 0, "exact: 10x32x64_bf16_TN_biasn"),
-        (("-m", "10", "--bias-vector", "m"), 1, "fallback: 10x32x64_bf16_TN_biasm is no product that"),
-        (("-m", "65"), 1, "fallback: 65x32x64_bf16_TN was never tuned for sm90; the table over M has 33 to 64"),
-        ((), 2, "error: name a size with -m, -n and -k"),
-    ],
+@apart(
+    (("-m", "8"), 0, "exact: 8x32x64_bf16_TN"),
+    (("-m", "9"), 1, "fallback: {file}: row 4 (line 5): 9x32x64_bf16_TN: its record is a prediction"),
+    (("-m", "10"), 1, "fallback: 10x32x64_bf16_TN was tuned on 78 compute units; the device has 132"),
+    (("-m", "10", "--compute_units", "78"), 0, "exact: 10x32x64_bf16_TN on sm90, 78 compute units"),
+    (("-m", "10", "--bias-vector", "n"), 0, "exact: 10x32x64_bf16_TN_biasn"),
+    (("-m", "10", "--bias-vector", "m"), 1, "fallback: 10x32x64_bf16_TN_biasm is no product that"),
+    (("-m", "65"), 1, "fallback: 65x32x64_bf16_TN was never tuned for sm90; the table over M has 33 to 64"),
+    ((), 2, "error: name a size with -m, -n and -k"),
 )
 def test_the_exit_status_says_whether_a_row_serves(
-    words: tuple[str, ...], status: int, begin: str, file: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], status: int, begin: str, /, file: str, capsys: Capsys
 ) -> None:
     found, lines = run(capsys, file, *SIZE, *words)
     assert found == status and lines[0].startswith(begin.format(file=file))
 
 
-def test_a_file_that_is_missing_or_damaged_is_an_error(
-    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_missing_or_damaged_is_an_error(file: str, tmp_path: Path, capsys: Capsys) -> None:
     assert run(capsys, file, str(tmp_path / "gone.yaml"), "-m", "16", *SIZE)[0] == 2
     (tmp_path / "cut.csv").write_text("gfx,cu_num,M,N", encoding="utf-8")
     status, lines = run(capsys, str(tmp_path / "cut.csv"), "-m", "16", *SIZE)
     assert status == 2 and len(lines) == 1 and lines[0].startswith("error: ") and "cut.csv" in lines[0]
 
 
-def test_a_row_of_another_m_is_reported_where_it_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_another_m_and_of_groups_serve(tmp_path: Path, capsys: Capsys) -> None:
     blocks = registry.get(Family, "a8w8_blockscale")
     found, named = tmp_path / "blocks.yaml", ("-n", "256", "-k", "512", "--family", "a8w8_blockscale")
     rows = [
@@ -227,11 +214,6 @@ def test_a_row_of_another_m_is_reported_where_it_serves(tmp_path: Path, capsys: 
             assert f"time      2.00 us at M {by}, 1.500x torch" in lines
         else:
             assert lines[0].startswith("fallback: ")
-
-
-def test_rows_of_groups_serve_however_the_groups_rows_are_spread(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     file = tmp_path / "tuned.yaml"
     tuned = replace(problem(64, 32, 64), groups=Groups(4, spread="captured", counts=(0, 40, 14, 10)))
     file.write_text(results_format().write([record(tuned, compute_units=132)]), encoding="utf-8")
@@ -241,9 +223,7 @@ def test_rows_of_groups_serve_however_the_groups_rows_are_spread(
     assert status == 0 and lines[0].endswith("compute units, by the row of M 64, as none has M 63")
 
 
-def test_shipped_tables_are_looked_up_by_the_name_of_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shipped_tables_are_looked_up_by_the_name_of_a_gpu(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     shipped.ship(tmp_path, monkeypatch)
     size = ("-m", "5", "-n", str(shipped.N), "-k", str(shipped.K), "-dtype_a", "bf16")
     status, lines = run(capsys, "--shipped", "h200", *size)

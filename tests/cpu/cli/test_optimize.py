@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Defaults, Patch, each
+from tests.support.nouns import Capsys, Defaults, Patch, cases, each
 from tritongemm.cli import optimize, shell
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.workloads import sizes
@@ -35,8 +35,7 @@ def test_from_a_log_to_merged_results(tmp_path: Path, monkeypatch: Patch, capsys
     assert run(tmp_path, log_in(tmp_path), "--only", "configs", "--log_summary") == shell.DONE
     printed = str(capsys.readouterr())
     assert "What takes the time" in printed and "BBS_TN_2" in printed and "ms, predicted" in printed
-    assert run(tmp_path, "--only", "tune") == shell.DONE
-    assert run(tmp_path, "--only", "merge") == shell.DONE
+    assert run(tmp_path, "--only", "tune") == shell.DONE and run(tmp_path, "--only", "merge") == shell.DONE
     rows = sizes.from_file(folder / "merged.yaml", Defaults())
     other = tmp_path / "other.yaml"
     other.write_text((folder / "merged.yaml").read_text(), encoding="utf-8")
@@ -49,20 +48,16 @@ def test_from_a_log_to_merged_results(tmp_path: Path, monkeypatch: Patch, capsys
     trials = [json.loads(text) for text in (folder / "tuned.yaml.journal").read_text().splitlines()]
     screened = [entry["trial"]["config"] for entry in trials if entry.get("trial", {}).get("stage") == "screen"]
     assert len(screened) == 9, "three of a generation of three products"
-    assert run(tmp_path, "--only", "tune") == shell.DONE
-    assert "3 of 3 GEMMs are in" in capsys.readouterr().err
+    assert run(tmp_path, "--only", "tune") == shell.DONE and "3 of 3 GEMMs are in" in capsys.readouterr().err
 
 
-@each(
-    ("text", "complaint"),
-    [
-        ("", "job.log is empty"),
-        (LOG[:90], "line 1: the row is cut"),
-        ("- {M: 1}\n", "in no known format|has no N, K"),
-        (line(m=16, n=16, k=16, beta="1.0"), "none of its 1 GEMMs can be computed"),
-    ],
+@cases(
+    ("", "job.log is empty"),
+    (LOG[:90], "line 1: the row is cut"),
+    ("- {M: 1}\n", "in no known format|has no N, K"),
+    (line(m=16, n=16, k=16, beta="1.0"), "none of its 1 GEMMs can be computed"),
 )
-def test_logs_that_can_t_be(tmp_path: Path, text: str, complaint: str, capsys: Capsys) -> None:
+def test_logs_that_can_t_be(text: str, complaint: str, /, tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "job.log"
     path.write_text(text)
     assert run(tmp_path, str(path)) == shell.REFUSED
@@ -91,8 +86,7 @@ def test_the_last_stages_need_a_gpu(tmp_path: Path, monkeypatch: Patch, capsys: 
         and "or name a Ray cluster" in reported
         and f"copy {tmp_path / 'tunings'}" in reported
     )
-    assert "error" not in reported
-    assert run(tmp_path, "--only", "benchmark") == shell.REFUSED
+    assert "error" not in reported and run(tmp_path, "--only", "benchmark") == shell.REFUSED
     assert "error: the benchmark measures, and no GPU" in capsys.readouterr().err
     assert json.loads((tmp_path / "tunings" / "campaign.json").read_text())["done"] == ["configs", "tune", "merge"]
     assert not (tmp_path / "tunings" / "results").exists()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Patch
+from tests.support.tables import cases
 from tritongemm.cli import tune
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
@@ -15,19 +16,19 @@ REASON = "row 2 (line 2): 17x64x64_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no ma
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("sizes.yaml").write_text(SIZES)
     return tmp_path
 
 
-def listed(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
+def listed(capsys: Capsys) -> tuple[list[str], list[str]]:
     """M of each size of the table, and the lines on the standard error."""
     out, err = capsys.readouterr()
     return [line.split()[1] for line in out.splitlines()[1:]], err.splitlines()
 
 
-def test_a_row_that_the_target_can_not_compute_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_a_row_that_the_target_can_not_compute_is_refused(capsys: Capsys, folder: Path) -> None:
     """As tuning refuses the file, whose status it is."""
     argv = ["--gemm_size_file", "sizes.yaml", "--target", "gfx942"]
     assert tune.main([*argv, "--print_sizes"]) == 2
@@ -39,14 +40,14 @@ def test_a_row_that_the_target_can_not_compute_is_refused(capsys: pytest.Capture
     assert [path.name for path in folder.iterdir()] == ["sizes.yaml"]
 
 
-def test_a_workload_is_tuned_without_such_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workload_is_tuned_without_such_rows(capsys: Capsys) -> None:
     assert tune.main(["--workload", "sizes.yaml", "--target", "gfx942", "--print_sizes"]) == 0
     sizes, said = listed(capsys)
     assert sizes == ["1", "16", "1", "16", "18"] and said[1] == "5 sizes"
     assert said[2].startswith(f"refused: sizes.yaml: {REASON}") and len(said) == 3
 
 
-def test_a_workloads_sizes_are_those_of_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workloads_sizes_are_those_of_its_tables(capsys: Capsys) -> None:
     """Also of the product that computes layers with one input; calls are counted at their own M."""
     of_each = "M: 5, K: 64, rowMajorB: N"
     rows = [f"{{{of_each}, N: 64, count: 7, callers: [a.q_proj]}}"]
@@ -62,16 +63,19 @@ def test_a_workloads_sizes_are_those_of_its_tables(capsys: pytest.CaptureFixture
     assert "3 tables over M: these sizes are searched, " in err and "6 sizes" in err
 
 
-def test_no_size_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_sizes_is_refused_as_is_one_of_which_none_is_left(capsys: Capsys) -> None:
     """Of the command line, and of a workload."""
     Path("sizes.yaml").write_text(SIZES.splitlines()[1])
     for argv in (["-m", "1", "-n", "2", "-k", "3", "-dtype_a", "fp8e4m3fn"], ["--workload", "sizes.yaml"]):
         assert tune.main([*argv, "--target", "gfx942", "--print_sizes"]) == 2
         sizes, said = listed(capsys)
         assert not sizes and said[0] == "0 sizes" and "gfx942 has no matrix instruction for fp8e4m3fn" in said[1]
+    Path("bf16_untuned_gemm.csv").write_text("M,N,K,bias,dtype,outdtype\n")
+    assert tune.main(["--gemm_size_file", "bf16_untuned_gemm.csv", "--print_sizes"]) == 2
+    assert capsys.readouterr().err == ("error: bf16_untuned_gemm.csv contains no sizes; write one line per size\n")
 
 
-def test_rows_of_other_targets_in_aiters_files_are_named_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_other_targets_in_aiters_files_are_named_one_by_one(capsys: Capsys) -> None:
     """They cost a run nothing but themselves; a row that no target computes is refused."""
     lines = ["M,N,K,q_dtype_w", "16,64,64,torch.int8", *(f"{m},64,64,torch.float8_e4m3fn" for m in (1, 2))]
     argv = ["--gemm_size_file", "a8w8_untuned_gemm.csv", "--target", "gfx942", "--print_sizes"]
@@ -86,32 +90,21 @@ def test_rows_of_other_targets_in_aiters_files_are_named_one_by_one(capsys: pyte
 
 
 @pytest.mark.filterwarnings("error::tritongemm.core.errors.UntunableRowsWarning")  # it is reported once
-def test_a_row_that_no_family_computes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_no_family_computes_is_refused(capsys: Capsys) -> None:
     Path("untuned.csv").write_text("GemmTunableOp_double_TN,tn_64_16_64\nGemmTunableOp_Half_TN,tn_64_16_64\n")
     assert tune.main(["--gemm_size_file", "untuned.csv", "--print_sizes"]) == 1
     sizes, said = listed(capsys)
     assert sizes == ["16"] and said[1].startswith("refused: untuned.csv: row 1 (line 1) can't be tuned here: 'double'")
 
 
-def test_a_file_without_sizes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("bf16_untuned_gemm.csv").write_text("M,N,K,bias,dtype,outdtype\n")
-    assert tune.main(["--gemm_size_file", "bf16_untuned_gemm.csv", "--print_sizes"]) == 2
-    assert capsys.readouterr().err == ("error: bf16_untuned_gemm.csv contains no sizes; write one line per size\n")
-
-
-@each(
-    ("words", "key"),
-    [
-        ("--family dense -dtype_a bf16", "16x16x16_bf16_TN"),
-        ("-dtype_a fp16 -dtype_c fp32 --bias-vector n", "16x16x16_fp16-fp16-fp32_TN_biasn"),
-        ("--family bf16", "16x16x16_bf16_TN"),
-        ("--family a8w8_blockscale", "16x16x16_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
-        ("--family dense", "or, of products without scales, the type with -dtype_a, such as bf16"),
-    ],
+@cases(
+    ("--family dense -dtype_a bf16", "16x16x16_bf16_TN"),
+    ("-dtype_a fp16 -dtype_c fp32 --bias-vector n", "16x16x16_fp16-fp16-fp32_TN_biasn"),
+    ("--family bf16", "16x16x16_bf16_TN"),
+    ("--family a8w8_blockscale", "16x16x16_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
+    ("--family dense", "or, of products without scales, the type with -dtype_a, such as bf16"),
 )
-def test_a_csv_of_m_n_and_k_alone_has_the_types_that_are_named(
-    words: str, key: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_csv_of_m_n_and_k_alone_has_the_types_that_are_named(words: str, key: str, /, capsys: Capsys) -> None:
     Path("s.csv").write_text("M,N,K\n16,16,16\n")
     tune.main(["--gemm_size_file", "s.csv", "--target", "sm90", "--print_sizes", *words.split()])
     out, err = capsys.readouterr()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import DATA, libraries, shipped
-from tests.support.nouns import Capsys, Defaults, InputError, Patch, each, results_format
+from tests.support.nouns import Capsys, Defaults, InputError, Patch, cases, results_format
 from tests.support.reports import problem, result, table, write_results, write_run
 from tritongemm.cli import report, result_files
 from tritongemm.hip_ext import machine
@@ -113,8 +113,7 @@ def test_a_campaign_weighs_by_its_log(tmp_path: Path, capsys: Capsys) -> None:
     counts = [f"{row.problem.key},{3 + place}" for place, row in enumerate(tuned[:2])]
     (folder / "gemms.csv").write_text("\n".join(["problem,call_count", *counts, ""]), encoding="utf-8")
     assert report.main([str(folder), "-o", str(output)]) == 0
-    said = capsys.readouterr().out
-    assert "tuned.yaml.journal: 99% of the final speed" in said
+    assert "tuned.yaml.journal: 99% of the final speed" in capsys.readouterr().out
     assert "weighed by the workload&#39;s calls" in output.read_text(encoding="utf-8")
 
 
@@ -148,16 +147,13 @@ def test_damaged_rows_and_lines_cost_themselves(tmp_path: Path, capsys: Capsys) 
     assert "Left out: " in said and "row 1" in said and "1 lines can't be read" in said
 
 
-@each(
-    ("text", "words"),
-    [
-        ("", "is empty"),
-        ("hello", ""),
-        (results_format().write([]), ""),
-        ("- {M: 1, N: 1, K: 1}\n", "no result with a time (FILE: sizes alone in 1 row)"),
-    ],
+@cases(
+    ("", "is empty"),
+    ("hello", ""),
+    (results_format().write([]), ""),
+    ("- {M: 1, N: 1, K: 1}\n", "no result with a time (FILE: sizes alone in 1 row)"),
 )
-def test_what_holds_no_results_is_refused(tmp_path: Path, capsys: Capsys, text: str, words: str) -> None:
+def test_what_holds_no_results_is_refused(text: str, words: str, /, tmp_path: Path, capsys: Capsys) -> None:
     path, output = tmp_path / "out.yaml", tmp_path / "report.html"
     path.write_text(text, encoding="utf-8")
     assert report.main([str(path), "-o", str(output)]) == 2
@@ -184,5 +180,4 @@ def test_without_plotly_it_says_what_to_install(tmp_path: Path, capsys: Capsys, 
     for name in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, name, None)
     assert report.main([str(REAL), "-o", str(tmp_path / "report.html")]) == 2
-    assert "pip install 'tritongemm[report]'" in capsys.readouterr().err
-    assert not (tmp_path / "report.html").exists()
+    assert "pip install 'tritongemm[report]'" in capsys.readouterr().err and not (tmp_path / "report.html").exists()

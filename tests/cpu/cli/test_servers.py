@@ -27,7 +27,7 @@ def choose(words: list[str], machine: Machine = H200, dtype: str = "") -> tuple[
     return servers.choose_kernels(request, rows, machine, said.append), " ".join(said)
 
 
-def test_the_servers_own_kernels_race_where_they_can(monkeypatch: Patch) -> None:
+def test_the_servers_own_kernels_race_where_they_can_or_the_user_says_whose(monkeypatch: Patch, capsys: Capsys) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(_server_kernels, "find_spec", lambda top: None)
         backend, said = choose(TABLE)
@@ -41,9 +41,6 @@ def test_the_servers_own_kernels_race_where_they_can(monkeypatch: Patch) -> None
     assert backend == "triton" and "no GPU to run its kernels on" in said
     backend, said = choose(TABLE, dtype="int8")
     assert backend == "triton" and "multiply fp8e4m3fn" in said
-
-
-def test_the_user_may_say_whose(monkeypatch: Patch, capsys: Capsys) -> None:
     server_kernels.install_vllm(monkeypatch)
     assert choose([*TABLE, "--libtype", "triton"]) == ("triton", "")
     assert choose([*TABLE, "--libtype", "vllm"]) == ("vllm", "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.nouns import Capsys, InputError, Patch, each
+from tests.support.nouns import Capsys, InputError, Patch, apart, cases, heavy
 from tritongemm.cli import shell
 
 IMPORTS = """import os, signal, sys, time
@@ -30,30 +30,32 @@ def status_of(error: BaseException) -> int:
     return main([])
 
 
-@each(
-    ("error", "status", "line"),
-    [
-        (InputError("row 1 is wrong"), 2, "error: row 1 is wrong"),
-        (InputError("a\x1b[31m\nb"), 2, "error: a\\x1b[31m\\nb"),
-        (KeyboardInterrupt(), 130, "interrupted"),
-        (MemoryError(), 2, "error: there is not enough memory; use fewer processes (--num_threads), or fewer sizes at"),
-        (RecursionError("maximum recursion depth exceeded"), 2, "error: what was read is nested too deeply"),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 9999), 2, "error: aaaa"),
-        (PermissionError(13, "Permission denied", "/x/y"), 2, "error: /x/y: Permission denied"),
-        (OSError("no word of the system"), 2, "error: no word of the system"),
-    ],
+@cases(
+    (InputError("row 1 is wrong"), 2, "error: row 1 is wrong"),
+    (InputError("a\x1b[31m\nb"), 2, "error: a\\x1b[31m\\nb"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (MemoryError(), 2, "error: there is not enough memory; use fewer processes (--num_threads), or fewer sizes at"),
+    (RecursionError("maximum recursion depth exceeded"), 2, "error: what was read is nested too deeply"),
+    (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 9999), 2, "error: aaaa"),
+    (PermissionError(13, "Permission denied", "/x/y"), 2, "error: /x/y: Permission denied"),
+    (OSError("no word of the system"), 2, "error: no word of the system"),
 )
 def test_what_ends_a_command_is_reported_in_one_line(
-    capsys: Capsys, error: BaseException, status: int, line: str
+    error: BaseException, status: int, line: str, /, capsys: Capsys
 ) -> None:
     assert status_of(error) == status
     err = capsys.readouterr().err
     assert err.startswith(line) and err.count("\n") == 1 and len(err) < 500
 
 
-def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+def test_faults_keep_their_traceback_and_warnings_are_one_line(monkeypatch: Patch, capsys: Capsys) -> None:
     with pytest.raises(ValueError, match="own fault"):
         status_of(ValueError("own fault"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", shell._show_warning)
+        warnings.warn("rows need a newer version\n\x1b[1m", stacklevel=1)
+    assert capsys.readouterr().err == "warning: rows need a newer version\\n\\x1b[1m\n"
 
 
 def test_the_folder_for_temporary_files_is_named(capsys: Capsys, tmp_path: Path) -> None:
@@ -89,45 +91,33 @@ PRINTS = MAIN + (
 )
 
 
-@pytest.mark.parametrize(
-    "streams",
-    [
-        ">/dev/full",
-        *(pytest.param(s, marks=pytest.mark.heavy) for s in (">/dev/full 2>&1", "2>/dev/full")),
-        ">&- 2>&- <&-",
-    ],
+@apart(
+    ">/dev/full",
+    *(heavy(s) for s in (">/dev/full 2>&1", "2>/dev/full")),
+    ">&- 2>&- <&-",
 )
-def test_what_can_not_be_printed_changes_nothing(tmp_path: Path, streams: str) -> None:
+def test_what_can_not_be_printed_changes_nothing(streams: str, /, tmp_path: Path) -> None:
     """The work is done, and the exit status is the work's."""
     status, _, err = finished(started(tmp_path, PRINTS, streams))
-    assert status == 1 and "Traceback" not in err and "Exception" not in err
-    assert (tmp_path / "done").exists()
+    assert status == 1 and "Traceback" not in err and "Exception" not in err and (tmp_path / "done").exists()
 
 
-def test_a_reader_that_is_gone_changes_nothing(tmp_path: Path) -> None:
+def test_closed_streams_and_readers_that_are_gone_change_nothing(tmp_path: Path) -> None:
     process = started(tmp_path, PRINTS)
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.readline() == "many lines\n"
+    assert process.stdout is not None and process.stderr is not None and process.stdout.readline() == "many lines\n"
     process.stdout.close()
     process.stderr.close()
     assert process.wait(timeout=60) == 1 and (tmp_path / "done").exists()
-
-
-def test_a_closed_stream_gives_its_number_to_no_file(tmp_path: Path) -> None:
     text = MAIN + "    file = open('results', 'w')\n    os.write(1, b'a compiler prints')\n    return 0\n"
-    assert finished(started(tmp_path, text, ">&-"))[0] == 0
-    assert (tmp_path / "results").read_text() == ""
+    assert finished(started(tmp_path, text, ">&-"))[0] == 0 and (tmp_path / "results").read_text() == ""
 
 
-def test_any_locale_prints_any_text(tmp_path: Path) -> None:
+def test_any_locale_prints_any_text_also_in_a_folder_that_is_gone(tmp_path: Path) -> None:
     text = MAIN + "    print('a … \\udcff')\n    return 0\n"
     status, out, err = finished(
         started(tmp_path, text, LC_ALL="POSIX", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="")
     )
     assert (status, out, err) == (0, "a \\u2026 \\udcff\n", "")
-
-
-def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     (tmp_path / "command.py").write_text("raise AssertionError('nothing is imported')")
     line = f'cd gone; rmdir ../gone; exec "{sys.executable}" -c "{RUN}"'
@@ -137,14 +127,6 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "error: the current folder is not there any more; change into another one"
-
-
-def test_a_warning_is_one_line(monkeypatch: Patch, capsys: Capsys) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", shell._show_warning)
-        warnings.warn("rows need a newer version\n\x1b[1m", stacklevel=1)
-    assert capsys.readouterr().err == "warning: rows need a newer version\\n\\x1b[1m\n"
 
 
 READY = "    print('ready', flush=True)\n"
@@ -190,10 +172,13 @@ def test_a_signal_within_text_that_is_executed(tmp_path: Path) -> None:
     assert signalled(process, signal.SIGTERM) == (130, "interrupted\n")
 
 
-def test_what_is_ignored_stays_so(tmp_path: Path) -> None:
+def test_ignored_signals_and_those_after_the_work_change_nothing(tmp_path: Path) -> None:
     """`nohup` makes a process ignore the end of its terminal."""
     ignored = f"signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{MAIN}{READY}    time.sleep(0.2)\n    return 0\n"
     assert signalled(started(tmp_path, ignored), signal.SIGHUP) == (0, "")
+    last = "atexit.register(lambda: (print('ready', flush=True), time.sleep(60)))"
+    text = f"import atexit\n{MAIN}    {last}\n    return 1\n"
+    assert signalled(started(tmp_path, text), signal.SIGINT) == (1, "")
 
 
 def test_a_second_signal_ends_no_merge(tmp_path: Path) -> None:
@@ -204,12 +189,6 @@ def test_a_second_signal_ends_no_merge(tmp_path: Path) -> None:
     )
     status, err = signalled(started(tmp_path, merges), signal.SIGINT, signal.SIGINT)
     assert (status, err) == (130, "interrupted\n") and (tmp_path / "merged").exists()
-
-
-def test_a_signal_after_the_work_keeps_its_status(tmp_path: Path) -> None:
-    last = "atexit.register(lambda: (print('ready', flush=True), time.sleep(60)))"
-    text = f"import atexit\n{MAIN}    {last}\n    return 1\n"
-    assert signalled(started(tmp_path, text), signal.SIGINT) == (1, "")
 
 
 @pytest.mark.heavy

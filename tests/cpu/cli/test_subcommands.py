@@ -10,13 +10,14 @@ import torch
 
 import tritongemm
 from tests.support.evaluators import passed
-from tests.support.tables import each
+from tests.support.nouns import Capsys, Patch
+from tests.support.tables import cases, each
 from tritongemm.cli import arguments, completion, lookup, options, subcommands
 from tritongemm.cli.arguments import COMMANDS
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+def ended(monkeypatch: Patch, *words: str) -> object:
     """The exit status of the command."""
     monkeypatch.setattr(sys, "argv", ["/usr/bin/tritongemm", *words])
     with pytest.raises(SystemExit) as end:
@@ -25,30 +26,23 @@ def ended(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
 
 
 @each("words", [[], *([name] for name in COMMANDS), ["library", "list"]])
-def test_every_command_says_its_version(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_every_command_says_its_version(monkeypatch: Patch, capsys: Capsys, words: list[str]) -> None:
     assert ended(monkeypatch, *words, "--version") == 0
     assert capsys.readouterr().out == f"tritongemm {tritongemm.__version__}\n"
 
 
-@each(
-    ("words", "meant"),
-    [
-        ("lokup t.yaml", "lookup?"),
-        ("launch_plan -m 1", "launch-plan?"),
-        ("library biuld t.yaml", "build?"),
-        ("lookup t.yaml --taget sm90", "--target by --taget?"),
-        ("lookup t.yaml --compute_unit=3", ""),
-        ("report t.yaml --ouput=page.html", "--output by --ouput?"),
-        ("library merge a --ouput b", "--output by --ouput?"),
-        ("gradlib --tuned-fiel=t.csv", "--tuned_file by --tuned-fiel?"),
-        ("tune -m 1 -n 1 -k 1 --strategy gided", "guided?"),
-    ],
+@cases(
+    ("lokup t.yaml", "lookup?"),
+    ("launch_plan -m 1", "launch-plan?"),
+    ("library biuld t.yaml", "build?"),
+    ("lookup t.yaml --taget sm90", "--target by --taget?"),
+    ("lookup t.yaml --compute_unit=3", ""),
+    ("report t.yaml --ouput=page.html", "--output by --ouput?"),
+    ("library merge a --ouput b", "--output by --ouput?"),
+    ("gradlib --tuned-fiel=t.csv", "--tuned_file by --tuned-fiel?"),
+    ("tune -m 1 -n 1 -k 1 --strategy gided", "guided?"),
 )
-def test_a_mistyped_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, meant: str
-) -> None:
+def test_a_mistyped_word(words: str, meant: str, /, monkeypatch: Patch, capsys: Capsys) -> None:
     if not meant:  # the start of an option, and _ for -
         assert lookup.parser().parse_args(words.split()[1:]).compute_units == 3
         return
@@ -64,13 +58,13 @@ def test_a_program_keeps_its_own_options() -> None:
     assert (args.output, args.program) == ("s.yaml", words[2:])
 
 
-def test_what_to_copy_goes_by_how_the_command_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_to_copy_goes_by_how_the_command_was_started(monkeypatch: Patch) -> None:
     for path, name in (("/opt/bin/tritongemm", "tritongemm"), ("/x/tune.py", "python -m tritongemm")):
         monkeypatch.setattr(sys, "argv", [path])
         assert arguments.started_as() == name
 
 
-def test_a_shell_completes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_shell_completes(capsys: Capsys, tmp_path: Path) -> None:
     assert completion.main(["bash"]) == 0
     script = tmp_path / "script"
     script.write_text(capsys.readouterr().out)
@@ -92,7 +86,7 @@ PUBLIC = [name for name in tritongemm.__all__ if not name.startswith("__")]
 
 
 @each("name", PUBLIC)
-def test_an_example_is_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_gpu: None) -> None:
+def test_an_example_is_true(name: str, tmp_path: Path, monkeypatch: Patch, without_gpu: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     known = {"torch": torch, "tritongemm": tritongemm}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support.evaluators import passed
+from tests.support.nouns import Capsys, Patch
 from tritongemm.cli import tune
 from tritongemm.formats import Defaults
 from tritongemm.hip_ext.binaries import code_object
@@ -78,33 +79,28 @@ def test_it_writes_results(tuned: Tuned) -> None:
     assert all(r.record and r.config and r.record.config == r.config for r in read)
 
 
-def test_it_says_what_it_does(tuned: Tuned) -> None:
+def test_it_says_what_it_does_and_keeps_modules(tuned: Tuned) -> None:
+    """A winner for each size, and with --keep a module of the candidates that were tried, not only of those checked."""
     assert tuned.out.startswith("no GPU here: compiling for gfx1100 (")
     assert "Predicted, not measured (timer: model)" in tuned.out
     assert "16x16x16_fp16_TT:" in tuned.out and " kept" in tuned.out and " removed " in tuned.out
     assert "trials: 12 ok" in tuned.out, "three screened and one checked for each size"
     assert f"results: {tuned.results}" in tuned.out
     assert "measured on a GPU they serve mm(x, b.t()) and, inside serve(), x @ b with b [K, N]; for" in tuned.out
-
-
-def test_it_keeps_modules(tuned: Tuned) -> None:
-    """A winner for each size, and with --keep a module of the candidates that were tried, not only of those checked."""
     names = {p.name for p in (tuned.folder / "out_kernels").glob("*.py")}
     sizes_ = ("16_16_16", "8_16_16", "5_16_16")
     assert names == {f"{kind}_{s}.py" for s in sizes_ for kind in ("gemm", "generated_kernel")}
-    text = (tuned.folder / "out_kernels" / "generated_kernel_8_16_16.py").read_text()
-    assert text.count("\ntile__") == 3
+    assert (tuned.folder / "out_kernels" / "generated_kernel_8_16_16.py").read_text().count("\ntile__") == 3
 
 
-def test_running_it_again_changes_nothing(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_it_again_changes_nothing(tuned: Tuned, capsys: Capsys) -> None:
     before, journal = tuned.results.read_bytes(), tuned.folder / "out.yaml.journal"
     lines = journal.read_bytes()
-    assert tune.main(tuned.argv) == 0
-    assert "3 of 3 sizes are in" in capsys.readouterr().err
+    assert tune.main(tuned.argv) == 0 and "3 of 3 sizes are in" in capsys.readouterr().err
     assert (tuned.results.read_bytes(), journal.read_bytes()) == (before, lines)
 
 
-def test_winners_modules_are_written_again(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_winners_modules_are_written_again(tuned: Tuned, tmp_path: Path, capsys: Capsys) -> None:
     """A run that finds everything done makes them from the journal; without it, it names no folder of modules."""
     folder = tmp_path / "again"
     shutil.copytree(tuned.folder, folder)
@@ -116,11 +112,10 @@ def test_winners_modules_are_written_again(tuned: Tuned, tmp_path: Path, capsys:
     assert f"results: {folder / 'out.yaml'}; winners as modules: {folder / 'out_kernels'}" in capsys.readouterr().err
     shutil.rmtree(folder / "out_kernels")
     (folder / "out.yaml.journal").unlink()
-    assert tune.main(argv) == 0
-    assert f"results: {folder / 'out.yaml'}\n" in capsys.readouterr().err
+    assert tune.main(argv) == 0 and f"results: {folder / 'out.yaml'}\n" in capsys.readouterr().err
 
 
-def test_modules_that_another_run_kept_stay(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_another_run_kept_stay(tuned: Tuned, tmp_path: Path, monkeypatch: Patch) -> None:
     """A run without --keep deletes the modules of all candidates that it wrote, and no others."""
     folder = tmp_path / "again"
     shutil.copytree(tuned.folder, folder)
@@ -138,7 +133,7 @@ def journal_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(x) for x in text[: text.rfind(b"\n") + 1].splitlines()]
 
 
-def test_checking_its_own_results(tuned: Tuned, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checking_its_own_results(tuned: Tuned, capsys: Capsys) -> None:
     folder = str(tuned.folder / "checked.yaml")
     assert (
         tune.main(["--gemm_size_file", str(tuned.results), "--compare_wo_tuning", "--target", "gfx1100", "-o", folder])
@@ -150,9 +145,7 @@ def test_checking_its_own_results(tuned: Tuned, capsys: pytest.CaptureFixture[st
     assert not (tuned.folder / "checked.yaml").exists()
 
 
-def test_one_size_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_size_by_default(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """The README's first command: gfx942, results under output/."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)  # the interpreter has its say elsewhere
@@ -168,9 +161,7 @@ def table(out: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in map(str.split, out.splitlines()) if row}
 
 
-def test_compiles_that_fail_are_counted_with_reasons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compiles_that_fail_are_counted_with_reasons(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """A size of which nothing compiles is a failure; a compile that was too slow is tried again by the next run."""
     argv = ["-m", "7", "-n", "16", "-k", "48", "--target", "gfx1100", "--budget=2", "-o", str(tmp_path / "out.yaml")]
 
@@ -195,14 +186,11 @@ def test_compiles_that_fail_are_counted_with_reasons(
     assert [e["trial"]["status"] for e in journal_of(tmp_path) if "trial" in e] == ["ok"] * 3
 
 
-def test_stages_to_stop_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stages_to_stop_after(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """Modules only; binaries only, which the tuning that follows finds; nothing recorded before it."""
     size = ["-m", "1", "-n", "2", "-k", "3", "--target", "gfx1100", "--budget=1", "-o", str(tmp_path / "out.yaml")]
     module = tmp_path / "out_kernels" / "generated_kernel_1_2_3.py"
-    assert tune.main([*size, "--generate-only"]) == 0
-    assert "gfx1100" in module.read_text()
+    assert tune.main([*size, "--generate-only"]) == 0 and "gfx1100" in module.read_text()
     capsys.readouterr()
     assert tune.main([*size, "--compile_only"]) == 0
     assert table(capsys.readouterr().out)["1x2x3_fp16_TT"][:6] == ["1", "1", "1", "0", "0", "0"], "one compiled"
@@ -219,10 +207,9 @@ def test_stages_to_stop_after(
     assert not module.exists(), "modules of all candidates go unless kept"
 
 
-def test_another_target(tmp_path: Path, session_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_target(tmp_path: Path, session_cache: Path, capsys: Capsys) -> None:
     argv = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx950", "--budget=1", "-o", str(tmp_path / "out.yaml")]
-    assert tune.main([*argv, "--compile-only"]) == 0
-    assert "compiling for gfx950 (" in capsys.readouterr().err
+    assert tune.main([*argv, "--compile-only"]) == 0 and "compiling for gfx950 (" in capsys.readouterr().err
     found = [p.read_bytes() for p in session_cache.glob("*/*/kernel.hsaco")]
     assert "gfx950" in map(code_object.arch, found)
 
@@ -231,7 +218,7 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
 def test_a_budget_is_not_spent_on_kernels_that_only_a_gpu_can_check(
-    tmp_path: Path, session_cache: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, session_cache: Path, capsys: Capsys
 ) -> None:
     """Of this size the best predicted are all such."""
     argv = ["-m", "64", "-n", "512", "-k", "512", "-col_b", "-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16"]
@@ -242,7 +229,7 @@ def test_a_budget_is_not_spent_on_kernels_that_only_a_gpu_can_check(
     assert row["winner"] == "triton" and 0 < row["error"] <= row["tolerance"]
 
 
-def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: Capsys) -> None:
     """Not writable, held by another run, or another program's: status 2, and the way out."""
     copy = tmp_path / "copy.yaml"
     shutil.copy(tuned.results, copy)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Capsys, Config, Machine, Patch, Record, Trial, TunerFormat, loader, registry
+from tests.support.nouns import Capsys, Config, Machine, Patch, Record, Trial, TunerFormat, apart, loader, registry
 from tritongemm.cli import gradlib, tune
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem, matrices
@@ -99,13 +99,18 @@ def test_only_better_rows_are_taken_over(output: Path, capsys: Capsys) -> None:
     assert {row.problem.m for row in rows if row.config == NEW} == {*BETTER, 17}
 
 
-def test_rows_of_aiters_own_kernels_are_not_replaced(output: Path, capsys: Capsys) -> None:
+def test_rows_of_aiters_own_kernels_and_layers_with_experts_stay(output: Path, capsys: Capsys) -> None:
     """Nothing here can time them."""
     output.write_text(output.read_text().replace(OLD.name, "a_kernel_of_theirs"))
     before = output.read_text()
     assert gradlib.main(["-i", "bf16_untuned_gemm.csv", "--compare", "--update_improved", "--shape_grouped"]) == 0
     assert "its row names a kernel that only AITER has" in capsys.readouterr().out
     assert [line for line in output.read_text().splitlines() if ",18,64,128," not in line] == before.splitlines()
+    head = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+    row = "16,256,128,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0"
+    Path("untuned_fmoe.csv").write_text(f"{head}\n{row}\n")
+    assert gradlib.main(["-i", "untuned_fmoe.csv", "--compare"]) == 2
+    assert "--compare is of single products" in capsys.readouterr().err
 
 
 def test_the_rows_of_a_file_are_timed(output: Path, capsys: Capsys) -> None:
@@ -119,25 +124,15 @@ def test_the_rows_of_a_file_are_timed(output: Path, capsys: Capsys) -> None:
     assert "nothing can be timed on sm90 with 132 compute units: no row is for it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("-i x.csv --update_improved", "--update_improved needs --compare"),
-        ("-i x.csv --min_improvement_pct 1", "--min_improvement_pct needs --compare"),
-        ("--run_config", "name either"),
-        ("-i bf16_untuned_gemm.csv --compare", "--compare times rows on a GPU, and there is none"),
-        ("-i bf16_untuned_gemm.csv --run_config", "--run_config times rows on a GPU, and there is none"),
-    ],
+@apart(
+    ("-i x.csv --update_improved", "--update_improved needs --compare"),
+    ("-i x.csv --min_improvement_pct 1", "--min_improvement_pct needs --compare"),
+    ("--run_config", "name either"),
+    ("-i bf16_untuned_gemm.csv --compare", "--compare times rows on a GPU, and there is none"),
+    ("-i bf16_untuned_gemm.csv --run_config", "--run_config times rows on a GPU, and there is none"),
 )
-def test_what_can_not_be_compared(output: Path, words: str, complaint: str, monkeypatch: Patch, capsys: Capsys) -> None:
+def test_what_can_not_be_compared(
+    words: str, complaint: str, /, output: Path, monkeypatch: Patch, capsys: Capsys
+) -> None:
     monkeypatch.setattr(machine, "count_devices", lambda: 0)
-    assert gradlib.main(words.split()) == 2
-    assert complaint in capsys.readouterr().err
-
-
-def test_layers_with_experts_are_not_compared(output: Path, capsys: Capsys) -> None:
-    head = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
-    row = "16,256,128,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0"
-    Path("untuned_fmoe.csv").write_text(f"{head}\n{row}\n")
-    assert gradlib.main(["-i", "untuned_fmoe.csv", "--compare"]) == 2
-    assert "--compare is of single products" in capsys.readouterr().err
+    assert gradlib.main(words.split()) == 2 and complaint in capsys.readouterr().err

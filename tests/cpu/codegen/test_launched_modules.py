@@ -12,7 +12,7 @@ import torch
 
 from tests.support.launched_modules import launches_for
 from tests.support.module_cases import CASES
-from tests.support.nouns import Config, Family, Problem, Target, WeightLayout, matrices, registry
+from tests.support.nouns import Config, Family, Problem, Target, WeightLayout, heavy, matrices, registry
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.search_spaces import loader as target_files
 
@@ -20,12 +20,7 @@ TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "
 QUICK = [("sm90", "grouped bf16"), ("sm90", "int4 in fragments"), ("gfx950", "fp4")]
 RUNS = [
     *((*run, "a config of each template") for run in QUICK),
-    *(
-        pytest.param(target, case, "all", marks=pytest.mark.heavy)
-        for target in TARGETS
-        for case in CASES
-        if target == "sm90" or CASES[case].anywhere
-    ),
+    *(heavy(target, case, "all") for target in TARGETS for case in CASES if target == "sm90" or CASES[case].anywhere),
 ]
 # Without edits its tiles are narrower, as the registers of twelve warps do not hold sums of 256 columns.
 TWELVE_WARPS = Config("ws_tma", 192, 192, 64, 1, 1, 12, 3)
@@ -77,7 +72,7 @@ def test_modules_compile_where_arguments_are_one(target: str, case: str, which: 
         assert work(winner) == work(candidate), config.name
 
 
-@pytest.mark.parametrize("target", ["sm90", *(pytest.param(t, marks=pytest.mark.heavy) for t in ("gfx942", "gfx950"))])
+@pytest.mark.parametrize("target", ["sm90", *(heavy(t) for t in ("gfx942", "gfx950"))])
 def test_sizes_and_strides_of_one_compile(target: str, tmp_path: Path) -> None:
     facts = TARGETS[target]
     problem = registry.get(Family, "dense").problem(Problem(1, 1, 1, *matrices("bf16", layout="TN")))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, STREAM, TMA, WS, WS_FRAGMENTS
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, Family, Problem, Support, each, load_target, matrices, registry
+from tests.support.nouns import Config, Family, Problem, Support, cases, load_target, matrices, registry
 from tests.support.summing import DEPTH, RANKS_ROLE, STEP, SumJob
 from tritongemm.codegen import modules
 from tritongemm.codegen.reduction_orders import reduction_order
@@ -77,41 +77,35 @@ SIZE = Problem(16, 512, 4096, *BF16)
 BLOCKS = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 4096, *FP8))
 
 
-@each(
-    ("config", "problem", "order"),
-    [
-        (replace(PLAIN, block_k=128), SIZE, "1x4096"),
-        (replace(WS, options=()), SIZE, "1x4096"),
-        (TMA, SIZE, "2x2048"),
-        (replace(TMA, split_k=3, block_k=64), SIZE, "3x1408"),
-        (Config("ws_tma", 128, 128, 64, 1, 4, 8, 4), SIZE, "4x1024 in tiles of 128 columns"),
-        (Config("tile", 64, 64, 64), replace(SIZE, a=FP8[0], b=FP8[1]), "1x4096 by wgmma"),
-        (Config("tile", 32, 64, 64), replace(SIZE, a=FP8[0], b=FP8[1]), "1x4096 by mma"),
-        (Config("tile", 64, 64, 64), Problem(16, 64, 16384, *FP8), "1x16384 blocks of 64 by wgmma"),
-        (Config("tile", 64, 64, 128), BLOCKS, "1x4096 blocks of 128 by wgmma"),
-        (Config("ws_tma", 128, 208, 64, 1, 1, 8, 3, (("runs", 4),)), SIZE, "4x1024"),
-        (Config("ws_tma_swapped", 32, 128, 64, 1, 1, 8, 4, (("runs", 2), *SWAP)), SIZE, "2x2048"),
-        (Config("tile", 64, 64, 64, options=(("pairwise", 1), ("runs", 8))), SIZE, "8x512 pairwise"),
-        (Config("ws_tma", 192, 128, 128, 1, 1, 12, 4, (("runs", 2),)), BLOCKS, "2x2048 blocks of 128 by wgmma"),
-        (replace(WS_FRAGMENTS, options=SWAP), SIZE, "1x4096"),
-        (STREAM, Problem(16, 64, 4096, *matrices("int8", "int8", "int32", layout="TN")), "exact"),
-        (Config("gemv", 1, 8, 256), SIZE, "1x4096 by threads 1x8x256 of 4 warps"),
-    ],
+@cases(
+    (replace(PLAIN, block_k=128), SIZE, "1x4096"),
+    (replace(WS, options=()), SIZE, "1x4096"),
+    (TMA, SIZE, "2x2048"),
+    (replace(TMA, split_k=3, block_k=64), SIZE, "3x1408"),
+    (Config("ws_tma", 128, 128, 64, 1, 4, 8, 4), SIZE, "4x1024 in tiles of 128 columns"),
+    (Config("tile", 64, 64, 64), replace(SIZE, a=FP8[0], b=FP8[1]), "1x4096 by wgmma"),
+    (Config("tile", 32, 64, 64), replace(SIZE, a=FP8[0], b=FP8[1]), "1x4096 by mma"),
+    (Config("tile", 64, 64, 64), Problem(16, 64, 16384, *FP8), "1x16384 blocks of 64 by wgmma"),
+    (Config("tile", 64, 64, 128), BLOCKS, "1x4096 blocks of 128 by wgmma"),
+    (Config("ws_tma", 128, 208, 64, 1, 1, 8, 3, (("runs", 4),)), SIZE, "4x1024"),
+    (Config("ws_tma_swapped", 32, 128, 64, 1, 1, 8, 4, (("runs", 2), *SWAP)), SIZE, "2x2048"),
+    (Config("tile", 64, 64, 64, options=(("pairwise", 1), ("runs", 8))), SIZE, "8x512 pairwise"),
+    (Config("ws_tma", 192, 128, 128, 1, 1, 12, 4, (("runs", 2),)), BLOCKS, "2x2048 blocks of 128 by wgmma"),
+    (replace(WS_FRAGMENTS, options=SWAP), SIZE, "1x4096"),
+    (STREAM, Problem(16, 64, 4096, *matrices("int8", "int8", "int32", layout="TN")), "exact"),
+    (Config("gemv", 1, 8, 256), SIZE, "1x4096 by threads 1x8x256 of 4 warps"),
 )
-def test_stated_orders(config: Config, problem: Problem, order: str) -> None:
+def test_stated_orders(config: Config, problem: Problem, order: str, /) -> None:
     assert str(reduction_order(config, problem, SM90)) == order
 
 
-@each(
-    "config",
-    [
-        STREAM,
-        WS,  # tiles shared by programs
-        Config("ws_tma", 64, 64, 64, 1, 3, 4, 3),  # 64 blocks of K
-        Config("ws_tma_swapped", 32, 128, 64, 1, 4, 8, 4, SWAP),  # exchanged sums of rows
-    ],
+@cases(
+    STREAM,
+    WS,  # tiles shared by programs
+    Config("ws_tma", 64, 64, 64, 1, 3, 4, 3),  # 64 blocks of K
+    Config("ws_tma_swapped", 32, 128, 64, 1, 4, 8, 4, SWAP),  # exchanged sums of rows
 )
-def test_orders_that_depend_on_m_or_on_a_place_are_not_stated(config: Config) -> None:
+def test_orders_that_depend_on_m_or_on_a_place_are_not_stated(config: Config, /) -> None:
     assert isinstance(reduction_order(config, SIZE, SM90), Support)
 
 

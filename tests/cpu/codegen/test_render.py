@@ -55,10 +55,23 @@ def environment(**more: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""} | more
 
 
-def test_every_template_is_tried_here() -> None:
+def test_every_template_is_tried_and_files_are_named_by_their_problem() -> None:
     in_fragments = (*FRAGMENTS, *FRAGMENTS_OF_GROUPS, WS_FRAGMENTS)
     tried = {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED, *in_fragments)}
     assert tried == set(template_facts.names())
+    assert render.module_name(Problem(16, 32, 64)) == "generated_kernel_16_32_64"
+    others = [
+        Problem(16, 32, 64, *matrices(layout="TN")),
+        Problem(16, 32, 64, *matrices(c="fp32")),
+        Problem(16, 32, 64, bias="n"),
+        Problem(16, 32, 64, batch=2),
+    ]
+    assert len({render.module_name(p) for p in [Problem(16, 32, 64), *others]}) == 5
+    assert all(render.module_name(p).isidentifier() for p in others)
+    with pytest.raises(
+        InputError, match="no kernel template is called 'abacus'; there are: fragments, gemv, grouped, grouped_f"
+    ):
+        text_of(Problem(16, 16, 16), [Config("abacus", 1, 1, 1)])
 
 
 def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
@@ -101,8 +114,7 @@ def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, st
     )
     tree = ast.parse(text)
     assert ast.get_docstring(tree, clean=True).startswith("C[33, 48] = A[33, 80] @ B[80, 48]")  # type: ignore[union-attr]
-    defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
-    assert {c.template for c in configs} <= defined
+    assert {c.template for c in configs} <= {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
     assert "{{" not in text and "{%" not in text and "tritongemm." not in text.replace("tritongemm.\n", "")
     assert not re.search(r"[ \t]+$", text, re.MULTILINE), "no trailing blanks"
     beside_configs = re.sub(r'(?s)(?<=\nCONFIGS = ).*?""".splitlines', "", text)  # which take a line each
@@ -182,25 +194,6 @@ def test_two_types_of_fp8_are_widened_where_the_compiler_mixes_them_up() -> None
     alike = text_of(Problem(33, 48, 80, *matrices("fp8e5m2fnuz", c="fp32")), [PLAIN])
     other = text_of(Problem(33, 48, 80, *matrices("fp8e5m2", "fp8e4m3fn", "fp32")), [PLAIN], SM90)
     assert "FP8_PAIRS" not in alike + other
-
-
-def test_files_are_named_by_their_problem() -> None:
-    assert render.module_name(Problem(16, 32, 64)) == "generated_kernel_16_32_64"
-    others = [
-        Problem(16, 32, 64, *matrices(layout="TN")),
-        Problem(16, 32, 64, *matrices(c="fp32")),
-        Problem(16, 32, 64, bias="n"),
-        Problem(16, 32, 64, batch=2),
-    ]
-    assert len({render.module_name(p) for p in [Problem(16, 32, 64), *others]}) == 5
-    assert all(render.module_name(p).isidentifier() for p in others)
-
-
-def test_an_unknown_template() -> None:
-    with pytest.raises(
-        InputError, match="no kernel template is called 'abacus'; there are: fragments, gemv, grouped, grouped_f"
-    ):
-        text_of(Problem(16, 16, 16), [Config("abacus", 1, 1, 1)])
 
 
 sizes = st.integers(1, 5000)

@@ -58,8 +58,7 @@ def inputs(manifest: BuildInputs) -> BuildInputs:
 def test_it_describes_itself(name: str) -> None:
     backend = BACKENDS[name]
     assert backend.name == name and backend.label and backend.summary
-    assert isinstance(backend.capabilities, Capabilities)
-    assert isinstance(backend, KernelBackend | LibraryBackend)
+    assert isinstance(backend.capabilities, Capabilities) and isinstance(backend, KernelBackend | LibraryBackend)
     assert isinstance(backend.available(), Support)
 
 
@@ -149,18 +148,15 @@ def test_whatever_numbers_a_config_has_the_answer_is_a_reason(
         assert backend.compile_job(config, problem, target, manifest).config == config
 
 
-def test_a_fault_in_a_check_is_a_reason() -> None:
+def test_a_fault_in_a_check_or_a_launch_that_can_not_start_is_a_reason() -> None:
     class Divides(ToyBackend):
         def _check(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> Support:
             return Support(str(1 // (config.split_k - 1)))
 
-    backend = Divides()
-    backend.name = "toy"
-    found = backend.check(Config("toy", 16, 16, 32, backend="toy"), DENSE, TARGETS[0])
+    divides = Divides()
+    divides.name = "toy"
+    found = divides.check(Config("toy", 16, 16, 32, backend="toy"), DENSE, TARGETS[0])
     assert found.reason.startswith("its numbers fit no kernel of toy (ZeroDivisionError: ")
-
-
-def test_a_launch_that_the_device_can_not_start_is_refused() -> None:
     backend = example_backend()
     (config,) = backend.candidates(DENSE, TARGETS[0])
     artifact, _, _ = backend.compile(backend.compile_job(config, DENSE, TARGETS[0]))

@@ -32,16 +32,12 @@ def counted(contents: LogContents) -> Counter[LoggedCall]:
     return found
 
 
-def test_it_reads_its_own_lines_among_others(log: CallLog) -> None:
+def test_it_reads_its_own_lines_as_calls(log: CallLog) -> None:
     own = SAMPLES[log.name]
     others = [text for name, texts in SAMPLES.items() if name != log.name for text in texts]
     contents = log.read(NOISE.join([*own, *others]))
     assert [row.line for row in contents.rows] == [1 + 2 * place for place in range(len(own))]
-    assert not contents.faults and not contents.others and log.title
-    assert not log.read(NOISE.join(others)).rows
-
-
-def test_lines_of_one_call_are_one_call(log: CallLog) -> None:
+    assert not contents.faults and not contents.others and log.title and not log.read(NOISE.join(others)).rows
     first = SAMPLES[log.name][0]
     contents = log.read(first + first)
     assert len(contents.rows) == 2 and len({row.call for row in contents.rows}) == 1

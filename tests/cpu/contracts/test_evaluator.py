@@ -80,14 +80,11 @@ def test_one_that_leaves_something_out_can_not_be_made() -> None:
         Halfway()  # type: ignore[abstract]
 
 
-def test_a_screen_has_a_trial_for_each_candidate(evaluator: Evaluator) -> None:
+def test_a_screen_and_a_verification_have_an_answer_for_each_candidate(evaluator: Evaluator) -> None:
     trials = list(evaluator.screen(SIZE, ARTIFACTS, float("inf")))
     assert [t.config for t in trials] == CONFIGS
     assert all(t.status == "ok" and t.seconds > 0 and t.timer and t.stage == "screen" for t in trials)
     assert list(evaluator.screen(SIZE, [], 1.0)) == []
-
-
-def test_a_verification_has_an_error_for_each_candidate(evaluator: Evaluator) -> None:
     trials = list(evaluator.verify(SIZE, ARTIFACTS))
     assert [t.config for t in trials] == CONFIGS
     for trial in trials:
@@ -115,14 +112,11 @@ def test_a_race_has_samples_of_those_that_are_right(
         assert device.graphs == 0 and device.modules == 0 and all(len(s) >= 2 for s in final.samples.values())
 
 
-def test_a_library_is_listed_or_its_refusal_says_why(evaluator: Evaluator) -> None:
+def test_a_library_is_listed_and_results_say_how_they_are_verified(evaluator: Evaluator) -> None:
     try:
         configs = evaluator.list_algorithms(SIZE, "torch", 1)
     except TritonGemmError as error:
         assert "torch" in str(error)
     else:
         assert len(configs) <= 1 and all(c.backend == "torch" for c in configs)
-
-
-def test_it_says_how_a_result_is_verified(evaluator: Evaluator) -> None:
     assert evaluator.describe(SIZE, CONFIGS[0]).strip() and evaluator.verification and evaluator.target.name

@@ -113,7 +113,11 @@ def test_a_capture_loads_nothing_and_its_answer_does_not_last(
     assert isinstance(answer, Support) or answer.kernel is not None or not answer.lasting
 
 
-def test_they_are_asked_in_the_order_of_their_ranks(example: None) -> None:
+def test_they_are_asked_in_the_order_of_their_ranks_and_the_last_serves_every_call(
+    no_capture: None, example: None
+) -> None:
+    last = Dispatcher().sources[-1]
+    assert all(isinstance(last.resolve(call, device(None)), Resolution) for call in CALLS.values())
     assert [source.name for source in Dispatcher().sources] == [
         TOY,
         "tuned_record",
@@ -124,11 +128,6 @@ def test_they_are_asked_in_the_order_of_their_ranks(example: None) -> None:
         "torch_kernel",
         "torch_layer",
     ]
-
-
-def test_the_last_one_serves_every_call(no_capture: None) -> None:
-    last = Dispatcher().sources[-1]
-    assert all(isinstance(last.resolve(call, device(None)), Resolution) for call in CALLS.values())
 
 
 @pytest.fixture

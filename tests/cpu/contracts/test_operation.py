@@ -23,8 +23,12 @@ CALLS = {name: call for name, call in MADE.items() if call.name in OPERATIONS an
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
-def test_every_operation_has_a_case() -> None:
+def test_every_operation_has_a_case_and_what_is_no_call_is_refused() -> None:
     assert {call.name for call in CALLS.values()} == OPERATIONS
+    with pytest.raises(InputError, match="no operation is called 'conv'; there are: bmm, fused_moe, grouped_mm"):
+        tritongemm.explain("conv", torch.ones(2, 2))
+    with pytest.raises(AttributeError, match="has no attribute 'conv'"):
+        tritongemm.conv  # noqa: B018
 
 
 @every_call
@@ -84,13 +88,6 @@ def test_it_is_explained_by_function_and_by_name(call: Call) -> None:
     lines = [line for line in said.splitlines() if not line.startswith("quantised: ")]
     assert len(lines) == (2 if call.name == "fused_moe" else 1)
     assert all(line.startswith("fallback: ") and line.endswith("on cpu; tuned kernels run on a GPU") for line in lines)
-
-
-def test_what_is_no_call_is_refused() -> None:
-    with pytest.raises(InputError, match="no operation is called 'conv'; there are: bmm, fused_moe, grouped_mm"):
-        tritongemm.explain("conv", torch.ones(2, 2))
-    with pytest.raises(AttributeError, match="has no attribute 'conv'"):
-        tritongemm.conv  # noqa: B018
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ def test_unpacking_undoes_packing(layout: ScaleLayout, dtype: torch.dtype, rows:
     assert torch.equal(packed.flatten().sort().values, scales.flatten().sort().values)
 
 
-def test_kernels_find_factors_where_packing_puts_them(layout: ScaleLayout) -> None:
+def test_kernels_and_families_find_factors_where_packing_puts_them(layout: ScaleLayout) -> None:
+    """Whatever a family names, its factors' extents can be packed and unpacked."""
     if not layout.row_place:
         pytest.skip("no kernel of ours reads this order")
     rows, groups = 2 * layout.pad[0], 3 * layout.pad[1]
@@ -31,10 +32,6 @@ def test_kernels_find_factors_where_packing_puts_them(layout: ScaleLayout) -> No
     places = eval(f"({layout.row_place}) + ({layout.group_place})", {"r": r, "g": g, "groups": groups})
     factors = torch.arange(rows * groups).reshape(rows, groups)
     assert torch.equal(layout.pack(factors).flatten()[places], factors)
-
-
-def test_families_pad_to_complete_blocks(layout: ScaleLayout) -> None:
-    """Whatever a family names, its factors' extents can be packed and unpacked."""
     for family in registry.every(Family):
         dtype = family.defaults.a.dtype
         for scaling in family.scalings(dtype, dtype)[0]:

@@ -61,23 +61,16 @@ def test_it_tries_kept_configs_once_within_the_budget_and_ends(
     assert len(set(tried)) == len(tried) and set(tried) <= set(entire[1].configs)
 
 
-def test_equal_trials_give_equal_batches(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
+def test_batches_are_equal_within_the_budget_and_seeds_come_first(
+    strategy: Strategy, entire: tuple[Space, Predictions]
+) -> None:
     first, second = (play(strategy, SearchPlan(*entire), 30, noisy) for _ in range(2))
     assert first == second
-
-
-def test_it_has_a_budget_of_its_own(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
     tried = [c for batch in play(strategy, SearchPlan(*entire), 0, noisy) for c in batch]
     assert 8 <= len(tried) <= strategy.most_configs(len(entire[1]), 0, 0) <= len(entire[1])
     assert len(set(tried)) == len(tried)
-
-
-def test_seeds_come_first_and_pruned_ones_are_not_tried(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
     last, foreign = entire[1].configs[-1], Config("no_such_kernel", 64, 64, 64)
     batches = play(strategy, SearchPlan(*entire, seeds=(last, foreign)), 60, noisy)
     assert batches[0][0] == last and all(foreign not in batch for batch in batches)
-
-
-def test_one_config_is_enough(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
     only = entire[1][:1]
     assert play(strategy, SearchPlan(entire[0], only), 0, noisy) == [list(only.configs)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import host_device
-from tests.support.nouns import Config, InputError, Patch, Problem, Support, load_target, registry
+from tests.support.nouns import Config, Patch, Problem, Support, load_target, refuses, registry
 from tests.support.plugins import dropped, each_with_toy
 from tests.support.timers import PROFILERS, STREAM, PlayedGraph, profiled
 from tritongemm.core.trial import PREDICTED
@@ -67,20 +67,17 @@ def bench(timer: Timer, profilers: Path, tmp_path: Path, monkeypatch: Patch) -> 
             yield TimedGraphs(timer.clock(host, STREAM), lambda ns: host_device.Graph(host, [ns * 1e-9] * LAUNCHES))
 
 
-def test_it_is_described(timer: Timer) -> None:
+def test_it_is_described_and_says_whether_it_can_be_used(timer: Timer) -> None:
     assert timer.label and timer.label != PREDICTED and timer.vendor in ("", "amd", "nvidia")
     assert timer.name in NAMES and timer.kind == "timer"
+    support = timer.available()
+    assert isinstance(support, Support) and bool(support) == (support.reason == "")
 
 
 def test_labels_are_distinguished(tmp_path: Path, monkeypatch: Patch) -> None:
     with dropped(Timer, TOY, tmp_path, monkeypatch):
         labels = [t.label for t in registry.every(Timer)]
     assert len(labels) == len(set(labels)) == len(NAMES)
-
-
-def test_it_says_whether_it_can_be_used(timer: Timer) -> None:
-    support = timer.available()
-    assert isinstance(support, Support) and bool(support) == (support.reason == "")
 
 
 def test_what_screens_in_its_place_times_graphs(timer: Timer) -> None:
@@ -93,13 +90,10 @@ def test_what_screens_in_its_place_times_graphs(timer: Timer) -> None:
         assert other.vendor in ("", timer.vendor)
 
 
-def test_a_clock_gives_seconds_of_one_launch(bench: TimedGraphs) -> None:
+def test_a_clock_gives_seconds_of_one_launch_of_a_library_too(bench: TimedGraphs) -> None:
     """Of one launch, not of the graph, and in seconds: at most a tenth more or less, or what the host takes to wake."""
     for ns in (40_000_000, 20_000_000):
         assert bench.clock.time(bench.graph(ns), LAUNCHES, "gemm") == pytest.approx(ns * 1e-9, rel=0.25)
-
-
-def test_a_librarys_operation_has_no_symbol(bench: TimedGraphs) -> None:
     graph = bench.graph(20_000_000)
     for _ in range(2):
         assert bench.clock.time(graph, LAUNCHES) == pytest.approx(20e-3, rel=0.25)
@@ -109,12 +103,10 @@ def test_an_external_race_refuses_what_it_can_not_run(timer: Timer) -> None:
     if not isinstance(timer, ExternalTimer):
         assert not hasattr(timer, "race"), "only an ExternalTimer races"
         return
-    with pytest.raises(InputError, match="in a process of its own"):
-        timer.clock(None, 0)
+    refuses("in a process of its own", timer.clock, None, 0)
     support = timer.races("torch")
     assert not support and "torch" in support.reason
     target, problem = load_target("gfx942"), Problem(16, 16, 16)
     config = Config("default", 0, 0, 0, num_warps=0, num_stages=0, backend="torch")
     job = ExternalRaceJob(problem, target, (config,), "", 0, rotating_mb=1, warmup=1, iters=1, timeout_s=1.0)
-    with pytest.raises(InputError, match="torch"):
-        timer.race(job)
+    refuses("torch", timer.race, job)

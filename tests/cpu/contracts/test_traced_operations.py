@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, stand_in_device
-from tests.support.nouns import InputError, Patch, each
+from tests.support.nouns import InputError, Patch, cases, each, heavy
 from tests.support.operation_calls import CALLS, PLAIN, SCALED, B, Call, K, N, Rows, parts
 from tests.support.served_region import Graphs
 from tritongemm.operations import contract, scaled
@@ -96,15 +96,14 @@ def test_it_gives_the_same_where_tensors_are_functional(name: str) -> None:
     wanted = call()
     for remove in ("mutations", "mutations_and_views"):
         found = torch.func.functionalize(call, remove=remove)(*call.tensors)
-        assert found.dtype == wanted.dtype
-        assert (found - wanted).double().norm() <= 1e-5 * wanted.double().norm()
+        assert found.dtype == wanted.dtype and (found - wanted).double().norm() <= 1e-5 * wanted.double().norm()
     graph = make_fx(torch.func.functionalize(call), tracing_mode="symbolic")(*call.tensors)
     ours = [str(node.target) for node in graph.graph.nodes if str(node.target).startswith("tritongemm.")]
     assert ours == [f"tritongemm.{call.name}.default"]
     torch.testing.assert_close(graph(*call.tensors), wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_what_was_written_to_the_ends_of_groups_is_read() -> None:
+def test_ends_of_groups_are_read_and_memory_for_another_result_refused() -> None:
     call = call_of("grouped_mm")
     a, b, _ = call.tensors
 
@@ -115,6 +114,10 @@ def test_what_was_written_to_the_ends_of_groups_is_read() -> None:
 
     before, after = (torch.tensor([first, 3, 5], dtype=torch.int32) for first in (1, 2))
     assert torch.equal(torch.func.functionalize(change)(before), call(a, b, after))
+    with FakeTensorMode(), pytest.raises(InputError, match=r"out is torch.float32 \(2, 5, 49\)"):
+        tritongemm.bmm(ONE(2, 5, 8), ONE(2, 8, 48), out=ONE(2, 5, 49))
+    with FakeTensorMode(), pytest.raises(InputError, match="powers of two can be in rows, e8m0_32x8"):
+        torch.ops.tritongemm.quantize(ONE(5, 64), "mx", FP8, "spiral")
 
 
 def loss_of(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
@@ -130,7 +133,8 @@ def loss_of(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
     return loss, [call.tensors[place].clone().requires_grad_() for place in places]
 
 
-def test_gradients_are_the_same_compiled() -> None:
+def test_gradients_are_the_same_compiled_or_refused() -> None:
+    """Activations are quantised, so that theirs would be zero."""
     losses, leaves = zip(*map(loss_of, TRAINED), strict=True)
     flat = [leaf for of_one in leaves for leaf in of_one]
 
@@ -142,6 +146,14 @@ def test_gradients_are_the_same_compiled() -> None:
     wanted = torch.autograd.grad(together(leaves), flat)
     assert all(bool(one.any()) for one in wanted)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    x = torch.randn(M, K).requires_grad_()
+    torch._dynamo.reset()
+    layer = call_of("linear_fp8 rows")
+    result = torch.compile(lambda a: layer(a, *layer.tensors[1:]), backend="aot_eager")(x)
+    with pytest.raises(InputError, match=r"linear_fp8 has no gradient .* torch.no_grad\(\)"):
+        result.sum().backward()
+    pair = torch.compile(lambda a: tritongemm.quantize(a, "row"), backend="aot_eager", fullgraph=True)(x)
+    assert not any(one.requires_grad for one in pair)
 
 
 @each("name", [name for name in TRAINED if name in OF_GROUPS])
@@ -154,22 +166,10 @@ def test_gradients_are_the_same_functional(name: str) -> None:
     torch.testing.assert_close((tuple(inside), tuple(outside)), (wanted, wanted), rtol=1e-3, atol=1e-3)
 
 
-def test_a_gradient_that_there_is_not_is_refused_or_not_wanted() -> None:
-    """Activations are quantised, so that theirs would be zero."""
-    x = torch.randn(M, K).requires_grad_()
-    torch._dynamo.reset()
-    layer = call_of("linear_fp8 rows")
-    result = torch.compile(lambda a: layer(a, *layer.tensors[1:]), backend="aot_eager")(x)
-    with pytest.raises(InputError, match=r"linear_fp8 has no gradient .* torch.no_grad\(\)"):
-        result.sum().backward()
-    pair = torch.compile(lambda a: tritongemm.quantize(a, "row"), backend="aot_eager", fullgraph=True)(x)
-    assert not any(one.requires_grad for one in pair)
-
-
 OWN_CALLS = [n for n in PLAIN | SCALED if n.split()[0] in OPERATIONS and "out" not in n]
 
 
-@pytest.mark.parametrize("name", [n if n in CHECKED else pytest.param(n, marks=pytest.mark.heavy) for n in OWN_CALLS])
+@pytest.mark.parametrize("name", [n if n in CHECKED else heavy(n) for n in OWN_CALLS])
 def test_pytorch_finds_no_fault_with_the_operation(name: str) -> None:
     """Its schema, what fake tensors give, and AOTAutograd; also of the form that has gradients."""
     call = call_of(name)
@@ -197,13 +197,6 @@ def test_operands_that_are_apart_are_refused(name: str) -> None:
         torch.compile(lambda: call(a, b.to("meta"), *others), backend="eager", fullgraph=True)()
 
 
-def test_memory_for_another_result_is_refused_there_too() -> None:
-    with FakeTensorMode(), pytest.raises(InputError, match=r"out is torch.float32 \(2, 5, 49\)"):
-        tritongemm.bmm(ONE(2, 5, 8), ONE(2, 8, 48), out=ONE(2, 5, 49))
-    with FakeTensorMode(), pytest.raises(InputError, match="powers of two can be in rows, e8m0_32x8"):
-        torch.ops.tritongemm.quantize(ONE(5, 64), "mx", FP8, "spiral")
-
-
 @pytest.mark.parametrize(("granularity", "layout"), [("row", "rows"), ("block", "tma"), ("mx", "e8m0_32x8")])
 def test_how_many_rows_are_quantised_may_depend_on_values(granularity: str, layout: str) -> None:
     """A tracer knows no number for the rows of ``x[mask]``; whether there are any is seen when they are quantised."""
@@ -228,27 +221,24 @@ MATRICES, ENDS = r"must be \[M, K\] or", bare(3).int()
 MIXTURE: tuple[Any, ...] = bare(M), ENDS, "silu", None, None
 
 
-@each(
-    ("name", "given", "says"),
-    [
-        ("scaled_mm", (bare(M, K).byte(), bare(K).byte(), bare(M), bare(N)), "row-major, or its transposed view"),
-        ("scaled_mm", (bare(M, K).byte(), bare(N, K + 1).byte(), bare(M), bare(N)), "row-major, or its transposed"),
-        ("grouped_mm", (bare(M, K), bare(K, N), ENDS, None, None, torch.float32), MATRICES),
-        ("grouped_mm", (bare(K), bare(2, K, N), ENDS, None, None, torch.float32), r"a \(256,\) and b"),
-        ("grouped_mm", (bare(M, K), bare(2, K + 1, N), ENDS, None, None, torch.float32), MATRICES),
-        ("grouped_mm", (bare(3, M, K), bare(2, K, N), ENDS, None, None, torch.float32), MATRICES),
-        ("fused_moe", (bare(K), bare(2, N, K), bare(2, K, N // 2), *MIXTURE), "x .* w1 .* must"),
-        ("fused_moe", (bare(M, K), bare(2, N, K), bare(2), *MIXTURE), "x .* w1 .* must be"),
-        ("fused_moe", (bare(M, K), bare(2, N, K), bare(2, K, N), *MIXTURE), "wants a w2"),
-        ("linear_fp8", (bare(M, K), bare(K).byte(), bare(N), None, torch.float32), r"must be \[..., K\] and \[N, K\]"),
-        ("linear_fp8", (bare(M, 9), bare(N, K).byte(), bare(N), None, torch.float32), r"must be \[..., K\] and"),
-        ("bmm", (bare(M, K), bare(K, N)), r"must be \[B, M, K\] and \[B, K, N\]"),
-        ("bmm", (bare(2, M, K), bare(3, K, N)), r"must be \[B, M, K\] and \[B, K, N\]"),
-        ("mm", (bare(M, K), bare(K)), r"must be \[..., K\] and \[N, K\]"),
-        ("mm", (bare(M, K), bare(N, K + 1)), r"must be \[..., K\] and \[N, K\]"),
-    ],
+@cases(
+    ("scaled_mm", (bare(M, K).byte(), bare(K).byte(), bare(M), bare(N)), "row-major, or its transposed view"),
+    ("scaled_mm", (bare(M, K).byte(), bare(N, K + 1).byte(), bare(M), bare(N)), "row-major, or its transposed"),
+    ("grouped_mm", (bare(M, K), bare(K, N), ENDS, None, None, torch.float32), MATRICES),
+    ("grouped_mm", (bare(K), bare(2, K, N), ENDS, None, None, torch.float32), r"a \(256,\) and b"),
+    ("grouped_mm", (bare(M, K), bare(2, K + 1, N), ENDS, None, None, torch.float32), MATRICES),
+    ("grouped_mm", (bare(3, M, K), bare(2, K, N), ENDS, None, None, torch.float32), MATRICES),
+    ("fused_moe", (bare(K), bare(2, N, K), bare(2, K, N // 2), *MIXTURE), "x .* w1 .* must"),
+    ("fused_moe", (bare(M, K), bare(2, N, K), bare(2), *MIXTURE), "x .* w1 .* must be"),
+    ("fused_moe", (bare(M, K), bare(2, N, K), bare(2, K, N), *MIXTURE), "wants a w2"),
+    ("linear_fp8", (bare(M, K), bare(K).byte(), bare(N), None, torch.float32), r"must be \[..., K\] and \[N, K\]"),
+    ("linear_fp8", (bare(M, 9), bare(N, K).byte(), bare(N), None, torch.float32), r"must be \[..., K\] and"),
+    ("bmm", (bare(M, K), bare(K, N)), r"must be \[B, M, K\] and \[B, K, N\]"),
+    ("bmm", (bare(2, M, K), bare(3, K, N)), r"must be \[B, M, K\] and \[B, K, N\]"),
+    ("mm", (bare(M, K), bare(K)), r"must be \[..., K\] and \[N, K\]"),
+    ("mm", (bare(M, K), bare(N, K + 1)), r"must be \[..., K\] and \[N, K\]"),
 )
-def test_shapes_that_do_not_belong_together_are_named(name: str, given: tuple[object, ...], says: str) -> None:
+def test_shapes_that_do_not_belong_together_are_named(name: str, given: tuple[object, ...], says: str, /) -> None:
     with pytest.raises(InputError, match=says):
         getattr(torch.ops.tritongemm, name)(*given)
 
@@ -265,10 +255,16 @@ def test_autocast_rounds_no_product_of_eight_bits(name: str) -> None:
                 assert torch.equal(call(*given, out_dtype=wanted), plain)
 
 
-def test_autocast_casts_as_a_linear_layer() -> None:
+def test_autocast_casts_as_a_linear_layer_and_jit_has_tensors_for_sizes() -> None:
     call = call_of("mm")
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(call(), torch.nn.functional.linear(*call.tensors))
+    for name in ("mm", "scaled_mm rows"):
+        call, other = call_of(name), call_of(name, 2 * M)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(lambda *given: call(*given), tuple(call.tensors))  # noqa: B023
+        torch.testing.assert_close(traced(*other.tensors), other())
 
 
 def test_products_that_pytorch_can_map_are_mapped() -> None:
@@ -311,15 +307,6 @@ def test_tensors_without_an_address_are_pytorchs(monkeypatch: Patch) -> None:
     monkeypatch.setattr("tritongemm.serving.launching.OperandCall.__call__", refuse)
     a, b = torch.randn(2, B, M, K), torch.randn(B, K, N)
     torch.testing.assert_close(torch.func.vmap(lambda a: tritongemm.bmm(a, b))(a)[1], a[1] @ b)
-
-
-def test_jit_traces_have_tensors_for_sizes() -> None:
-    for name in ("mm", "scaled_mm rows"):
-        call, other = call_of(name), call_of(name, 2 * M)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            traced = torch.jit.trace(lambda *given: call(*given), tuple(call.tensors))  # noqa: B023
-        torch.testing.assert_close(traced(*other.tensors), other())
 
 
 SCHEMAS = {

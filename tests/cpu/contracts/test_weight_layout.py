@@ -25,8 +25,7 @@ def problem(layout: WeightLayout) -> Problem:
     plain = Problem(33, 64, 128, *matrices("bf16", layout="TN", order=layout.name))
     if layout.supports(plain):
         return plain
-    family = registry.get(Family, "a16w4")
-    return family.problem(replace(plain, b=plain.b._replace(dtype="int4")))
+    return registry.get(Family, "a16w4").problem(replace(plain, b=plain.b._replace(dtype="int4")))
 
 
 def test_unpacking_undoes_packing(layout: WeightLayout, problem: Problem) -> None:
@@ -45,18 +44,14 @@ def test_unpacking_undoes_packing(layout: WeightLayout, problem: Problem) -> Non
         assert torch.equal(*(torch.cat([part.flatten() for part in parts]).sort().values for parts in values))
 
 
-def test_only_what_divides_is_stored_in_the_fastest_order(layout: WeightLayout, problem: Problem) -> None:
+def test_only_what_divides_is_stored_in_an_order(layout: WeightLayout, problem: Problem) -> None:
     plain = replace(problem, b=problem.b._replace(order=PLAIN))
     for arch in layout.fastest_on:
         assert in_fastest_order(plain, arch) == problem
         assert in_fastest_order(replace(plain, groups=Groups(4)), arch).b == problem.b
         assert in_fastest_order(replace(plain, batch=4), arch).b.order == PLAIN
         assert in_fastest_order(replace(plain, n=problem.n + 1), arch).b.order == PLAIN
-    assert in_fastest_order(plain, "gfx942") == plain
-
-
-def test_what_does_not_divide_is_refused(layout: WeightLayout, problem: Problem) -> None:
-    assert layout.supports(problem)
+    assert in_fastest_order(plain, "gfx942") == plain and layout.supports(problem)
     for wrong in (_divided(problem), replace(problem, b=problem.b._replace(row_major=True))):
         refused = layout.supports(wrong)
         assert not refused and refused.reason

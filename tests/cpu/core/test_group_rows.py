@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.nouns import InputError, Problem, each
+from tests.support.nouns import Problem, cases, each, refuses
 from tritongemm.core.group_rows import Groups, row_counts
 from tritongemm.search.typical import typical
 
@@ -30,7 +29,7 @@ def test_a_grouped_problem_comes_back_from_json(problem: Problem) -> None:
     assert {"row_counts", "operands"}.isdisjoint(problem.to_json())
 
 
-def test_keys_distinguish_groups_and_not_another_m_of_the_product() -> None:
+def test_operands_keys_and_what_the_search_takes_groups_for() -> None:
     other = replace(GROUPED, groups=Groups(5, spread="captured", counts=(0, 7, 33, 1, 0)))
     problems = (GROUPED, other, MASKED, replace(GROUPED, groups=Groups(5)), Problem(41, 72, 88))
     assert len({p.key for p in problems}) == len(problems)
@@ -38,42 +37,30 @@ def test_keys_distinguish_groups_and_not_another_m_of_the_product() -> None:
     assert GROUPED.at(100).row_counts == row_counts(100, 5, "skewed")
     assert (MASKED.at(8).group_m, MASKED.at(8).m, MASKED.at(64).m) == (8, 40, 41)
     assert Problem(3, 4, 5).at(7) == Problem(7, 4, 5)
-
-
-def test_operands_of_groups() -> None:
     shapes = {name: spec.shape for name, spec in GROUPED.operands.items()}
     assert shapes == {"a": (41, 88), "b": (5, 88, 72), "c": (41, 72), "offsets": (5,)}
     assert GROUPED.group_numbers == (7, 7, 40, 41, 41) and MASKED.group_numbers == GROUPED.row_counts
     assert {name: spec.shape for name, spec in MASKED.operands.items()}["a"] == (5, 40, 88)
     used, entire = 3 * 88 * 72 * 2, 5 * 88 * 72 * 2
-    assert GROUPED.bytes == 41 * (88 + 72) * 2 + used
-    assert GROUPED.held_bytes == 41 * (88 + 72) * 2 + entire + 5 * 4
-
-
-@each(
-    ("change", "message"),
-    [
-        ({"counts": (7, 0, 33, 1, 1)}, "add up to 42, M is 41"),
-        ({"counts": (7, 34)}, "2 counts of rows for 5 groups"),
-        ({"counts": (8, 0, 34, -1, 0)}, "at least 0"),
-        ({"spread": "uniform"}, "belong together"),
-        ({"spread": "uneven", "counts": ()}, "spread must be one of"),
-        ({"group_form": "dense"}, "group_form must be one of"),
-        ({"room": 40}, "the contiguous form has none"),
-        ({"group_form": "masked"}, r"needs the rows that each group has room for \(--room, in a file group_room\)"),
-        ({"group_form": "masked", "room": 32}, "a group has 33 rows, and room for 32"),
-        ({"groups": 1}, "of a product of several groups"),
-        ({"groups": 5000, "counts": (), "spread": "uniform"}, "at most 4096"),
-    ],
-)
-def test_groups_that_can_not_be(change: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Problem.from_json(GROUPED.to_json() | change)
-
-
-def test_what_the_search_takes_groups_for() -> None:
+    assert GROUPED.bytes == 41 * (88 + 72) * 2 + used and GROUPED.held_bytes == 41 * (88 + 72) * 2 + entire + 5 * 4
     even = typical(Problem(64, 128, 256, groups=Groups(8)))
     assert (even.m, even.batch, even.groups) == (8, 8, None)
     one_large = typical(GROUPED)
-    assert 26 <= one_large.m <= 33 and one_large.batch == 1
-    assert typical(Problem(3, 4, 5)) == Problem(3, 4, 5)
+    assert 26 <= one_large.m <= 33 and one_large.batch == 1 and typical(Problem(3, 4, 5)) == Problem(3, 4, 5)
+
+
+@cases(
+    ({"counts": (7, 0, 33, 1, 1)}, "add up to 42, M is 41"),
+    ({"counts": (7, 34)}, "2 counts of rows for 5 groups"),
+    ({"counts": (8, 0, 34, -1, 0)}, "at least 0"),
+    ({"spread": "uniform"}, "belong together"),
+    ({"spread": "uneven", "counts": ()}, "spread must be one of"),
+    ({"group_form": "dense"}, "group_form must be one of"),
+    ({"room": 40}, "the contiguous form has none"),
+    ({"group_form": "masked"}, r"needs the rows that each group has room for \(--room, in a file group_room\)"),
+    ({"group_form": "masked", "room": 32}, "a group has 33 rows, and room for 32"),
+    ({"groups": 1}, "of a product of several groups"),
+    ({"groups": 5000, "counts": (), "spread": "uniform"}, "at most 4096"),
+)
+def test_groups_that_can_not_be(change: dict[str, object], message: str, /) -> None:
+    refuses(message, Problem.from_json, GROUPED.to_json() | change)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.nouns import Artifact, Config, Record, each
+from tests.support.nouns import Artifact, Config, Record, each, fails, refuses
 from tests.support.nouns import loader as target_files
 from tritongemm.core.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
 from tritongemm.core.errors import InputError, TargetError, TritonGemmError
@@ -72,7 +72,7 @@ def test_a_config_is_read_from_its_name(config: Config) -> None:
     assert Config.parse(config.name) == config
 
 
-def test_config_names() -> None:
+def test_names_of_configs_and_dtypes() -> None:
     config = Config("tile", 64, 32, 16, 8, 2, 4, 3, (("waves_per_eu", 0), ("kpack", 2)))
     assert config.name == "tile__bm64__bn32__bk16__gm8__sk2__w4__s3__kpack2__waves_per_eu0"
     assert config.name.isidentifier(), "it names the kernel in a profiler's trace"
@@ -80,31 +80,28 @@ def test_config_names() -> None:
     assert (config.option("kpack"), config.option("absent", 7), config.tile) == (2, 7, (64, 32, 16))
     assert Config("addmm", 0, 0, 0, backend="torch").name.startswith("torch.addmm__")
     # A winner of ours that was exported as an assembly kernel is a template there.
-    inner = Config("tma", 16, 64, 256, 8, options=(("swap_ab", 1),))
-    outer = Config(inner.name, 32, 32, 32, backend="asm")
-    assert Config.parse(outer.name) == outer
+    outer = Config(Config("tma", 16, 64, 256, 8, options=(("swap_ab", 1),)).name, 32, 32, 32, backend="asm")
+    assert Config.parse(outer.name) == outer and {dtype(n).name for n in DTYPES} == set(DTYPES)
+    for alias, name in ALIASES.items():
+        assert dtype(alias).name == dtype(f"torch.{alias}").name == dtype(alias.upper()).name == name
+    for open_name, meanings in BY_ENCODING.items():
+        for encoding, name in meanings.items():
+            assert dtype(open_name, encoding).name == name
+    refuses(r"unknown dtype 'fp7'; there are: fp16, .*bf8", dtype, "fp7")
 
 
 @each("bad", [0, -1, MAX_DIM + 1, True, 16.0, "16", None])
 @each("field", ["m", "n", "k", "batch"])
 def test_a_problem_refuses_its_sizes_by_name(field: str, bad: Any) -> None:
-    with pytest.raises(InputError, match=f"^{field.upper()} must be .* not {bad!r}$"):
-        Problem(**{"m": 1, "n": 1, "k": 1, field: bad})
+    refuses(f"^{field.upper()} must be .* not {bad!r}$", Problem, **{"m": 1, "n": 1, "k": 1, field: bad})
 
 
-def test_a_problem_refuses_dtypes_and_biases() -> None:
-    with pytest.raises(InputError, match=r"dtype_b is 'fp7'; known dtypes: fp16, bf16"):
-        Problem(1, 1, 1, *matrices(b="fp7"))
-    with pytest.raises(InputError, match="bias must be one of none, m, n, not 'k'"):
-        Problem(1, 1, 1, bias="k")
-
-
-def test_what_a_problem_amounts_to() -> None:
+def test_a_problem_refuses_dtypes_and_biases_and_says_what_it_amounts_to() -> None:
+    refuses(r"dtype_b is 'fp7'; known dtypes: fp16, bf16", Problem, 1, 1, 1, *matrices(b="fp7"))
+    refuses("bias must be one of none, m, n, not 'k'", Problem, 1, 1, 1, bias="k")
     problem = Problem(3, 5, 7, *matrices(b="fp8e5m2", c="fp32", layout="NT"), bias="n", batch=2)
-    assert problem.flops == 2 * 2 * 3 * 5 * 7
-    assert problem.bytes == 2 * (3 * 7 * 2 + 7 * 5 * 1 + 3 * 5 * 4 + 5 * 4)
-    assert problem.layout == "NT"
-    assert problem.key == "3x5x7_fp16-fp8e5m2-fp32_NT_biasn_batch2"
+    assert problem.flops == 2 * 2 * 3 * 5 * 7 and problem.bytes == 2 * (3 * 7 * 2 + 7 * 5 * 1 + 3 * 5 * 4 + 5 * 4)
+    assert problem.layout == "NT" and problem.key == "3x5x7_fp16-fp8e5m2-fp32_NT_biasn_batch2"
     assert Problem(1, 1, 1, *matrices("int8")).bias_dtype.name == "int32"
     assert Problem(1, 1, 1, *matrices(c="fp8e5m2")).bias_dtype.name == "fp16"
 
@@ -112,17 +109,6 @@ def test_what_a_problem_amounts_to() -> None:
 @given(PROBLEMS, PROBLEMS)
 def test_keys_are_identities(one: Problem, other: Problem) -> None:
     assert (one.key == other.key) == (one == other)
-
-
-def test_dtype_names() -> None:
-    assert {dtype(n).name for n in DTYPES} == set(DTYPES)
-    for alias, name in ALIASES.items():
-        assert dtype(alias).name == dtype(f"torch.{alias}").name == dtype(alias.upper()).name == name
-    for open_name, meanings in BY_ENCODING.items():
-        for encoding, name in meanings.items():
-            assert dtype(open_name, encoding).name == name
-    with pytest.raises(InputError, match=r"unknown dtype 'fp7'; there are: fp16, .*bf8"):
-        dtype("fp7")
 
 
 def test_dtypes_are_pytorchs() -> None:
@@ -145,12 +131,14 @@ def test_dtypes_are_pytorchs() -> None:
         )
 
 
-def test_trials_have_an_outcome() -> None:
+def test_trials_have_outcomes_and_records_rates() -> None:
     config = Config("tile", 16, 16, 16)
     trial = Trial(config, "ok", samples=(3.0, 1.0, 2.0, 4.0, 100.0))
     assert (trial.seconds, trial.spread) == (3.0, (4.0 - 2.0) / 2 / 3.0)
-    with pytest.raises(ValueError, match="'fine' is not a status"):
-        Trial(config, "fine")
+    fails(ValueError, "'fine' is not a status", Trial, config, "fine")
+    record = Record(Problem(1000, 1000, 1000), "gfx942", Config("tile", 16, 16, 16), "triton", 1e-3, 0.0, "events")
+    assert record.tflops == pytest.approx(2.0) and record.gbps == pytest.approx(6.0) and record.speedup is None
+    assert Record.from_json({**record.to_json(), "library_seconds": 2e-3}).speedup == pytest.approx(2.0)
 
 
 TRIAL = {"config": "tile__bm16__bn16__bk16__gm1__sk1__w4__s2", "status": "ok", "samples": [1e-6], "stage": "screen"}
@@ -209,14 +197,6 @@ def test_a_noun_of_a_file_has_values_that_can_be(noun: type[Any]) -> None:
             with pytest.raises(InputError, match=f"^{field} |is not a config name|^samples must") as said:
                 noun.from_json(changed)
             assert len(str(said.value)) < 200
-
-
-def test_records_have_rates() -> None:
-    record = Record(Problem(1000, 1000, 1000), "gfx942", Config("tile", 16, 16, 16), "triton", 1e-3, 0.0, "events")
-    assert record.tflops == pytest.approx(2.0)
-    assert record.gbps == pytest.approx(6.0)
-    assert record.speedup is None
-    assert Record.from_json({**record.to_json(), "library_seconds": 2e-3}).speedup == pytest.approx(2.0)
 
 
 @each("name", target_files.target_names())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, emulated
-from tests.support.nouns import Capsys, Config, KernelBackend, Patch, Problem, each, loader, matrices, registry
+from tests.support.nouns import Capsys, Config, KernelBackend, Patch, Problem, cases, loader, matrices, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.cli import launch_plan
@@ -74,17 +74,14 @@ def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path: Path, target
         == (code_object.arch(code), kernel.symbol)
         == (target, Config.parse(SPLIT).kernel_name)
     )
-    assert plan["grid"] == [3 * 4, 2, 1]
-    assert plan["block"] == [2 * 64, 1, 1]
-    assert plan["block"][0] <= kernel.max_threads
-    assert 0 < plan["dynamic_lds"] + kernel.shared <= LDS[target]
+    assert plan["grid"] == [3 * 4, 2, 1] and plan["block"] == [2 * 64, 1, 1]
+    assert plan["block"][0] <= kernel.max_threads and 0 < plan["dynamic_lds"] + kernel.shared <= LDS[target]
 
     block = bytes.fromhex(plan["kernarg"])
     assert len(block) <= kernel.kernarg_bytes
     pointers = [a.offset for a in kernel.args if a.kind == "pointer"]
     values = [struct.unpack_from("<i", block, a.offset)[0] for a in kernel.args if a.kind == "value"]
-    assert values == [M, N, K, K, K, N, 1]
-    assert all(block[at : at + 8] == bytes(8) for at in pointers)
+    assert values == [M, N, K, K, K, N, 1] and all(block[at : at + 8] == bytes(8) for at in pointers)
 
     buffers = {b["name"]: b for b in plan["buffers"]}
     assert [b["offset"] for b in plan["buffers"]] == pointers[:6]
@@ -92,20 +89,25 @@ def test_plan_agrees_with_the_code_object_and_the_problem(tmp_path: Path, target
         "a": (M * K * 2, "random"), "b": (K * N * 2, "random"), "c": (M * N * 2, "poison"),
         "bias": (N * 2, "random"), "workspace": (12 * 2 * 16 * 32 * 4, "poison"), "semaphore": (12 * 4, "zero"),
     }  # fmt: skip
-    assert buffers["a"]["strides"] == [K, 1]
-    assert buffers["b"]["strides"] == [1, K]
-    assert all(b["name"] == b["role"] for b in plan["buffers"])
-    assert plan["problem"] == {"M": M, "N": N, "K": K}
+    assert buffers["a"]["strides"] == [K, 1] and buffers["b"]["strides"] == [1, K]
+    assert all(b["name"] == b["role"] for b in plan["buffers"]) and plan["problem"] == {"M": M, "N": N, "K": K}
     assert plan["launches"] == 1
 
 
-def test_without_a_bias_only_read_pointers_get_a_buffer(tmp_path: Path) -> None:
+def test_read_pointers_alone_and_what_is_added_into_have_buffers(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "--config", SPLIT.replace("sk2", "sk1"), "-dtype_a", "int8")
     plan = json.loads(path.read_text())
     assert [(b["name"], b["dtype"]) for b in plan["buffers"]] == [("a", "i8"), ("b", "i8"), ("c", "i32")]
+    bias = launch_plans.operands(Problem(M, N, K, *matrices(), bias="m"))["bias"]
+    assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
+    problem = Problem(M, N, K)
+    adding = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), (), zeroed=(Buffer("c", M * N * 2),))
+    plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), ())
+    kept = [launch_plans._buffers(launch, problem)["c"]["init"] for launch in (adding, plain)]
+    assert kept == ["zero", "poison"]
 
 
-def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path: Path) -> None:
+def test_arguments_of_a_runtime_and_room_for_stream_k_are_in_the_plan(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "--config", SPLIT + "__xcds8")
     plan = json.loads(path.read_text())
     (kernel,) = code_object.read((tmp_path / plan["object"]).read_bytes())
@@ -115,20 +117,12 @@ def test_arguments_a_runtime_would_add_are_in_the_plan(tmp_path: Path) -> None:
     assert struct.unpack_from("<HHH", block, at["hidden_group_size_x"]) == tuple(plan["block"])
     assert struct.unpack_from("<I", block, at["hidden_dynamic_lds_size"])[0] == plan["dynamic_lds"]
     assert struct.unpack_from("<H", block, at["hidden_grid_dims"])[0] == 3
-
-
-def test_stream_k_has_room_for_the_parts_of_its_programs(tmp_path: Path) -> None:
     (path,) = write(tmp_path, "--config", STREAM.replace("num_sms5", "num_sms304"))
     plan = json.loads(path.read_text())
     programs = 1 * 2 * 2  # 33 x 100 is 1 x 2 tiles of 2 blocks, of which there are fewer than programs asked for
     assert plan["grid"] == [programs, 1, 1]
     sizes = {b["name"]: b["bytes"] for b in plan["buffers"]}
     assert (sizes["workspace"], sizes["semaphore"]) == (2 * programs * 64 * 64 * 4, 2 * 4)
-
-
-def test_column_bias_is_broadcast_along_rows() -> None:
-    bias = launch_plans.operands(Problem(M, N, K, *matrices(), bias="m"))["bias"]
-    assert (bias["shape"], bias["bytes"]) == ([M, 1], M * 2)
 
 
 def test_best_config_and_all(tmp_path: Path) -> None:
@@ -140,38 +134,34 @@ def test_best_config_and_all(tmp_path: Path) -> None:
     several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
     names = [json.loads(p.read_text())["kernel"] for p in several]
     assert names[0] == json.loads(best.read_text())["kernel"]
-    assert {n.split("__")[0] for n in names} >= {"tile", "gemv"}
-    assert len(set(names)) == len(names)
+    assert {n.split("__")[0] for n in names} >= {"tile", "gemv"} and len(set(names)) == len(names)
     assert not list(tmp_path.glob("*/generated_kernel_*"))
 
 
-@each(
-    ("options", "named"),
-    [
-        (["--config", "no_such_thing"], "is not a config name"),
-        (["--config", SPLIT.replace("tile", "tma")], "does not run template tma"),
-        (["--config", SPLIT.replace("tile", "nothing")], "nothing"),
-        (["--config", SPLIT.replace("bn32", "bn48")], "block_n must be a power of two, not 48"),
-        (["--config", SPLIT.replace("w2", "w3")], "num_warps must be a power of two, not 3"),
-        (["--config", SPLIT.replace("sk2", "sk0")], "split_k must be at least 1"),
-        (["--config", SPLIT.replace("gm1", "gm0")], "group_m must be at least 1"),
-        (["--config", SPLIT + "__speed9"], "nothing reads speed"),
-        (["--config", "torch." + SPLIT], "only kernels of asm, ck, triton have plans"),
-        (["--config", SPLIT.replace("gm1__sk2", "gm99999999999__sk1")], "beyond the 32 bits in which kernels count"),
-        (["--config", SPLIT.replace("bm16", "bm" + 5000 * "1")], "is not a config name"),
-        (["-m", "2000000000", "-n", "2000000000", "-k", "8"], "its operands take 8000000064000000000 bytes"),
-        (["-m", "2147483647", "-n", "1", "-k", "1"], "beyond the 32 bits in which kernels count"),
-        (
-            ["-m", "16", "-n", "16", "-k", "268435456"],
-            "rows of A that begin 268435456 elements apart: offsets beyond 32 bits",
-        ),
-        (["-o", str(ROOT / "LICENSE")], "can't be a folder of plans: a file has that name; choose another with -o"),
-        (["-o", "/proc/none"], "/proc/none can't be a folder of plans: "),
-        (["-dtype_a", "fp8e4m3fn"], "fp8 encoding is fnuz"),
-        (["--target", "gfx1"], "unknown target"),
-    ],
+@cases(
+    (["--config", "no_such_thing"], "is not a config name"),
+    (["--config", SPLIT.replace("tile", "tma")], "does not run template tma"),
+    (["--config", SPLIT.replace("tile", "nothing")], "nothing"),
+    (["--config", SPLIT.replace("bn32", "bn48")], "block_n must be a power of two, not 48"),
+    (["--config", SPLIT.replace("w2", "w3")], "num_warps must be a power of two, not 3"),
+    (["--config", SPLIT.replace("sk2", "sk0")], "split_k must be at least 1"),
+    (["--config", SPLIT.replace("gm1", "gm0")], "group_m must be at least 1"),
+    (["--config", SPLIT + "__speed9"], "nothing reads speed"),
+    (["--config", "torch." + SPLIT], "only kernels of asm, ck, triton have plans"),
+    (["--config", SPLIT.replace("gm1__sk2", "gm99999999999__sk1")], "beyond the 32 bits in which kernels count"),
+    (["--config", SPLIT.replace("bm16", "bm" + 5000 * "1")], "is not a config name"),
+    (["-m", "2000000000", "-n", "2000000000", "-k", "8"], "its operands take 8000000064000000000 bytes"),
+    (["-m", "2147483647", "-n", "1", "-k", "1"], "beyond the 32 bits in which kernels count"),
+    (
+        ["-m", "16", "-n", "16", "-k", "268435456"],
+        "rows of A that begin 268435456 elements apart: offsets beyond 32 bits",
+    ),
+    (["-o", str(ROOT / "LICENSE")], "can't be a folder of plans: a file has that name; choose another with -o"),
+    (["-o", "/proc/none"], "/proc/none can't be a folder of plans: "),
+    (["-dtype_a", "fp8e4m3fn"], "fp8 encoding is fnuz"),
+    (["--target", "gfx1"], "unknown target"),
 )
-def test_bad_input_is_named(tmp_path: Path, capsys: Capsys, options: list[str], named: str) -> None:
+def test_bad_input_is_named(options: list[str], named: str, /, tmp_path: Path, capsys: Capsys) -> None:
     size = [] if "-m" in options else ["-m", "8", "-n", "8", "-k", "8"]
     assert launch_plan.main([*size, "-o", str(tmp_path), *options]) == 2
     said = capsys.readouterr().err
@@ -190,14 +180,6 @@ def test_kernels_run_right_on_an_emulator(tmp_path: Path, target: str, config: s
     emulated.run(path, tmp_path)
 
 
-def test_what_a_kernel_adds_into_is_zero_in_its_plan() -> None:
-    problem = Problem(M, N, K)
-    adding = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), (), zeroed=(Buffer("c", M * N * 2),))
-    plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), ())
-    kept = [launch_plans._buffers(launch, problem)["c"]["init"] for launch in (adding, plain)]
-    assert kept == ["zero", "poison"]
-
-
 # With two stages LLVM of Triton 3.9 loses a wait on gfx950, where rows begin at odd multiples of 2 bytes.
 ONE_STAGE = SPLIT.replace("__s2__", "__s1__")
 PIPELINED = "tile__bm32__bn32__bk64__gm2__sk1__w4__s2__xcds8"
@@ -212,16 +194,12 @@ def write_batched(folder: Path, config: str, size: tuple[int, int, int], target:
 def test_operands_have_a_dimension_for_the_batch(tmp_path: Path) -> None:
     options = ["--family", "a8w8", "-dtype_a", "int8", "-col_b", "--bias-vector", "n", "--batch", "3", "--shared", "b"]
     plan = json.loads(write_batched(tmp_path, SPLIT, (33, 40, 77), "gfx942", *options).read_text())
-    assert plan["grid"] == [3 * 2, 2, 3]
-    assert plan["problem"] == {"M": 33, "N": 40, "K": 77, "batch": 3}
+    assert plan["grid"] == [3 * 2, 2, 3] and plan["problem"] == {"M": 33, "N": 40, "K": 77, "batch": 3}
     buffers = {b["name"]: b for b in plan["buffers"]}
     shapes = {name: (b["shape"], b["strides"]) for name, b in buffers.items()}
-    assert shapes["a"] == ([3, 33, 77], [33 * 77, 77, 1])
-    assert shapes["b"] == ([77, 40], [1, 77])
-    assert shapes["c"] == ([3, 33, 40], [33 * 40, 40, 1])
-    assert shapes["scale_a"] == ([3, 33, 1], [33, 1, 1])
-    assert shapes["scale_b"] == ([40], [1])
-    assert shapes["bias"] == ([3, 1, 40], [40, 40, 1])
+    assert shapes["a"] == ([3, 33, 77], [33 * 77, 77, 1]) and shapes["b"] == ([77, 40], [1, 77])
+    assert shapes["c"] == ([3, 33, 40], [33 * 40, 40, 1]) and shapes["scale_a"] == ([3, 33, 1], [33, 1, 1])
+    assert shapes["scale_b"] == ([40], [1]) and shapes["bias"] == ([3, 1, 40], [40, 40, 1])
     assert buffers["workspace"]["bytes"] == 3 * 6 * 2 * 16 * 32 * 4 and buffers["semaphore"]["bytes"] == 3 * 6 * 4
     assert (buffers["a"]["bytes"], buffers["bias"]["bytes"]) == (3 * 33 * 77, 3 * 40 * 2)
 
@@ -255,8 +233,7 @@ def test_factors_along_k_have_a_dimension_for_the_batch_unless_all_share_them(
     more = ["--family", "a8w8_blockscale", "-col_b", "--batch", "3", *options]
     plan = json.loads(write_batched(tmp_path, config, (33, 136, 300), target, *more).read_text())
     shapes = {b["name"]: b["shape"] for b in plan["buffers"]}
-    assert plan["grid"][2] == 3
-    assert (shapes["a"], shapes["b"], shapes["c"]) == (shape_a, shape_b, [3, 33, 136])
+    assert plan["grid"][2] == 3 and (shapes["a"], shapes["b"], shapes["c"]) == (shape_a, shape_b, [3, 33, 136])
     assert (shapes["scale_a"], shapes["scale_b"]) == scales
 
 
@@ -280,8 +257,7 @@ def test_factors_along_k_have_a_dimension_for_the_batch_unless_all_share_them(
 def test_every_product_is_right_on_an_emulator(
     tmp_path: Path, target: str, config: str, size: tuple[int, int, int], options: list[str]
 ) -> None:
-    path = write_batched(tmp_path, config, size, target, "--batch", "3", *options)
-    emulated.run_scaled(tmp_path, path)
+    emulated.run_scaled(tmp_path, write_batched(tmp_path, config, size, target, "--batch", "3", *options))
 
 
 @pytest.mark.emulator

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.foreign_rows import AITER_HEADER as BF16
-from tests.support.nouns import Backend, Config, Problem, Record, TunerFormat, each, loader, matrices, registry
+from tests.support.nouns import Backend, Config, Problem, Record, TunerFormat, cases, each, loader, matrices, registry
 from tritongemm.backends.asm import backend as asm
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
@@ -87,37 +87,39 @@ def test_problems_are_a_linear_layers_and_kernels_that_can_be_run_are_configs() 
     assert third.config and third.config.backend == "torch"
 
 
-@each(
-    ("name", "keys", "splits"),
-    [
-        ("a8w8_tuned_gemm.csv", ["1x1280x8192_int8-int8-bf16_TN_a8w8"], [None]),
-        ("a8w8_bpreshuffle_tuned_gemm.csv", ["128x128x5120_int8-int8-bf16_TN_a8w8_shuffled_16x16"], [8]),
-        (
-            "glm5_a8w8_blockscale_bpreshuffle_tuned_gemm.csv",
-            [f"{m}x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16" for m in (16, 2048)],
-            [7, None],
-        ),
-        (
-            "a4w4_blockscale_tuned_gemm.csv",
-            [f"{m}x512x4096_fp4e2m1-fp4e2m1-bf16_TN_a4w4_blockscale_shuffled_16x16" for m in (1, 2)],
-            [8, 1],
-        ),
-        ("bf16_tuned_batched_gemm.csv", ["1x1280x8192_bf16_TN_batch16"], [None]),
-        ("older_bf16_tuned_gemm.csv", ["64x256x5120_bf16-bf16-fp32_TN"], [13]),
-    ],
+@cases(
+    ("a8w8_tuned_gemm.csv", ["1x1280x8192_int8-int8-bf16_TN_a8w8"], [None]),
+    ("a8w8_bpreshuffle_tuned_gemm.csv", ["128x128x5120_int8-int8-bf16_TN_a8w8_shuffled_16x16"], [8]),
+    (
+        "glm5_a8w8_blockscale_bpreshuffle_tuned_gemm.csv",
+        [f"{m}x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16" for m in (16, 2048)],
+        [7, None],
+    ),
+    (
+        "a4w4_blockscale_tuned_gemm.csv",
+        [f"{m}x512x4096_fp4e2m1-fp4e2m1-bf16_TN_a4w4_blockscale_shuffled_16x16" for m in (1, 2)],
+        [8, 1],
+    ),
+    ("bf16_tuned_batched_gemm.csv", ["1x1280x8192_bf16_TN_batch16"], [None]),
+    ("older_bf16_tuned_gemm.csv", ["64x256x5120_bf16-bf16-fp32_TN"], [13]),
 )
-def test_families(name: str, keys: list[str], splits: list[int | None]) -> None:
+def test_families(name: str, keys: list[str], splits: list[int | None], /) -> None:
     """A split is literal but in a4w4, where it is an exponent of two; AITER's a4w4 has a shuffled B."""
     rows = read(name, TUNED[name])
     assert [row.problem.key for row in rows] == keys
     assert [row.config and row.config.split_k for row in rows] == splits
 
 
-def test_a_gpu_is_known_from_its_units_and_its_encoding_from_the_gpu() -> None:
+def test_a_gpu_is_known_from_its_units_and_scales_of_entire_operands_are_refused() -> None:
     (row,) = read("older_bf16_tuned_gemm.csv", TUNED["older_bf16_tuned_gemm.csv"])
     assert (row.target, row.compute_units) == ("gfx942", 304) and row.record and row.record.seconds == 7.9191e-6
     text = TUNED["glm5_a8w8_blockscale_bpreshuffle_tuned_gemm.csv"].replace("gfx950,256", "gfx942,304")
     assert {row.problem.a.dtype for row in read("a8w8_blockscale_bpreshuffle.csv", text)} == {"fp8e4m3fnuz"}
+    head = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n"
+    with pytest.raises(InputError, match=r"row 1 \(line 2\) scaleAB is True: .* can't be tuned here"):
+        read("bf16.csv", head + "1,2,3,False,torch.bfloat16,torch.bfloat16,True,False\n")
+    (row,) = read("bf16.csv", head + "1,16,128,False,torch.bfloat16,torch.bfloat16,False,True\n")
+    assert row.problem.b.order == "shuffled_16x16"
 
 
 def test_an_assembly_config_is_its_manifests(tmp_path: Path) -> None:
@@ -139,52 +141,42 @@ def test_a_bare_file_is_refused_with_the_choices(name: str) -> None:
         read(name, "M,N,K\n1,2,3\n")
 
 
-def test_the_users_word_decides_the_family() -> None:
+def test_the_users_word_decides_the_family_and_tables_of_others_are_left() -> None:
     text = "M,N,K\n1, 16384, 16384\n"
     for word in ("a4w4_blockscale", "a4w4_bpreshuffle"):
         assert read("sizes.csv", text, word)[0].problem.b.order == "shuffled_16x16"
     with pytest.raises(InputError, match="no family is called 'a9w9'; there are: a16w4, "):
         read("sizes.csv", text, "a9w9")
     assert read("sizes.csv", "B,M,N,K\n4,1,2,3\n", "a8w8")[0].problem.batch == 4
+    assert not plugin().recognises(Path("x.csv"), "size,M,N,K,dtype_a\n")
+    assert not plugin().recognises(Path("x.csv"), "N,K\n")
 
 
-def test_a_scale_for_an_entire_operand_is_refused_by_name() -> None:
-    head = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n"
-    with pytest.raises(InputError, match=r"row 1 \(line 2\) scaleAB is True: .* can't be tuned here"):
-        read("bf16.csv", head + "1,2,3,False,torch.bfloat16,torch.bfloat16,True,False\n")
-    (row,) = read("bf16.csv", head + "1,16,128,False,torch.bfloat16,torch.bfloat16,False,True\n")
-    assert row.problem.b.order == "shuffled_16x16"
-
-
-@each(
-    ("header", "row"),
-    [
-        ("K,N,M", "256,512,16"),
-        (" N , M,K", "512,16, 256"),
-        (",M,N,K", "0,16,512,256"),  # pandas wrote its row numbers too
-        ("Unnamed: 0,N,M,K", "7,512,16,256"),
-        ("M,N,K,whatever", "16,512,256,x"),
-    ],
+@cases(
+    ("K,N,M", "256,512,16"),
+    (" N , M,K", "512,16, 256"),
+    (",M,N,K", "0,16,512,256"),  # pandas wrote its row numbers too
+    ("Unnamed: 0,N,M,K", "7,512,16,256"),
+    ("M,N,K,whatever", "16,512,256,x"),
 )
-def test_columns_may_stand_in_any_order(header: str, row: str) -> None:
+def test_columns_may_stand_in_any_order(header: str, row: str, /) -> None:
     path, text = Path("a8w8_blockscale_untuned_gemm.csv"), f"{header}\n{row}\n"
     assert plugin().recognises(path, text)
     (found,) = plugin().read(path, text, Defaults())
     assert (found.problem.m, found.problem.n, found.problem.k) == (16, 512, 256)
 
 
-def test_other_tables_with_sizes_are_none_of_aiters() -> None:
-    assert not plugin().recognises(Path("x.csv"), "size,M,N,K,dtype_a\n")
-    assert not plugin().recognises(Path("x.csv"), "N,K\n")
-
-
-def test_doubles_are_dropped_with_a_note() -> None:
-    text = TUNED["bf16_tuned_gemm.csv"]
-    line = text.splitlines()[1]
+def test_doubles_are_dropped_and_faster_lines_that_are_there_stay() -> None:
+    line = TUNED["bf16_tuned_gemm.csv"].splitlines()[1]
     slower, placeholder = line.replace("7.9191", "9.5"), line.replace("7.9191", "0")
     with pytest.warns(DamagedFileWarning, match="2 rows repeat others, .* the first is in line 2"):
         rows = read("bf16_tuned_gemm.csv", f"{BF16}\n{placeholder}\n{slower}\n{line}\n")
     assert [row.line for row in rows] == [4]
+    line = "gfx942,304,16,512,4096,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,{},flydsl_x,0.0,1.0,1.0"
+    there = f"{BF16}\n{line.format('8.0')}\n"
+    lines, (lost,) = save(there, BEST)
+    assert lines == there.splitlines() and "stays" in lost
+    assert save(f"{BF16}\n{line.format('0.0')}\n", BEST)[0][1].split(",")[10] == "torch", "a placeholder does not"
 
 
 @each("us", ["0", "0.0", "-1", "inf", "nan", "", "x", "1e-999999", "1e999999"])
@@ -234,14 +226,6 @@ def test_a_triton_winner_is_written_as_what_aiter_has() -> None:
     assert f",hipblaslt,7,0,7.0,{TENSILE}," in lines[1], "the fastest of those that it has"
 
 
-def test_a_faster_line_that_is_there_stays() -> None:
-    line = "gfx942,304,16,512,4096,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,{},flydsl_x,0.0,1.0,1.0"
-    there = f"{BF16}\n{line.format('8.0')}\n"
-    lines, (lost,) = save(there, BEST)
-    assert lines == there.splitlines() and "stays" in lost
-    assert save(f"{BF16}\n{line.format('0.0')}\n", BEST)[0][1].split(",")[10] == "torch", "a placeholder does not"
-
-
 def test_new_rows_keep_a_sorted_file_sorted() -> None:
     """By device, then N before M; in a file that is not sorted they are the last."""
     wide = replace(BEST, problem=replace(BEST.problem, m=8, n=1024))
@@ -250,11 +234,10 @@ def test_new_rows_keep_a_sorted_file_sorted() -> None:
     assert [line.split(",")[2:4] for line in save(text, small)[0][1:]] == [["1", "512"], ["16", "512"], ["8", "1024"]]
     header, first, second = text.splitlines()
     unsorted = f"{header}\n{second}\n{first}\n"
-    assert save(unsorted, small)[0][:3] == [header, second, first]
-    assert plugin().arrange(unsorted) == text
+    assert save(unsorted, small)[0][:3] == [header, second, first] and plugin().arrange(unsorted) == text
 
 
-def test_files_are_merged_by_key() -> None:
+def test_files_of_a_family_are_merged_by_key_in_the_columns_of_all_generations() -> None:
     text = TUNED["bf16_tuned_gemm.csv"]
     faster, slower, other = (
         text.splitlines()[1].replace(*pair) for pair in (("7.9191", "6.5"), ("7.9191", "9"), (",64,", ",65,"))
@@ -268,6 +251,19 @@ def test_files_are_merged_by_key() -> None:
     assert merged and merged.text.splitlines() == [BF16, faster, *text.splitlines()[2:], other]
     assert len(merged.notes) == 2 and "b.csv: 1 lines are as fast" in merged.notes[0]
     assert (plugin().merge(paths[:1] * 3) or merged).text == text
+    name = "older_bf16_tuned_gemm.csv"
+    merged = plugin().merge([(Path(name), TUNED[name]), (Path("new.csv"), TUNED["bf16_tuned_gemm.csv"])])
+    assert merged
+    found = {(row.target, row.compute_units, row.problem.m) for row in read(name, merged.text)}
+    gfx950 = {("gfx950", 256, m) for m in (64, 1, 128)}
+    assert found == {("gfx942", 304, 64), ("gfx1250", 96, 1), *gfx950}
+    assert "us" not in merged.text.splitlines()[0].split(","), "soltimes is its older name"
+    with pytest.raises(InputError, match=r"of AITER's family a8w8, and .* of bf16; merge each alone"):
+        plugin().merge([(Path(n), TUNED[n]) for n in ("bf16_tuned_gemm.csv", "a8w8_tuned_gemm.csv")])
+    with pytest.raises(InputError, match="has sizes and the other has results"):
+        plugin().merge(
+            [(Path("a4w4.csv"), "M,N,K\n1,2,3\n"), (Path("a4w4.csv"), TUNED["a4w4_blockscale_tuned_gemm.csv"])]
+        )
 
 
 @pytest.mark.parametrize(("ended", *"ab"), [(True, "\n", "\r\n"), (False, "\r\n", "\n"), (False, "\r\n", "\r\n")])
@@ -280,16 +276,6 @@ def test_lines_of_a_merged_file_end_alike(ended: bool, a: str, b: str) -> None:
     assert merged and merged.text.split(a) == [first, rows[0], "torn", rows[1], ""]
 
 
-def test_generations_are_merged_in_the_columns_of_all() -> None:
-    name = "older_bf16_tuned_gemm.csv"
-    merged = plugin().merge([(Path(name), TUNED[name]), (Path("new.csv"), TUNED["bf16_tuned_gemm.csv"])])
-    assert merged
-    found = {(row.target, row.compute_units, row.problem.m) for row in read(name, merged.text)}
-    gfx950 = {("gfx950", 256, m) for m in (64, 1, 128)}
-    assert found == {("gfx942", 304, 64), ("gfx1250", 96, 1), *gfx950}
-    assert "us" not in merged.text.splitlines()[0].split(","), "soltimes is its older name"
-
-
 def test_moe_files_pass_through_and_merge_by_key() -> None:
     """A row with too few cells, as AITER ships some, is kept once."""
     path = Path("tuned_fmoe.csv")
@@ -300,21 +286,11 @@ def test_moe_files_pass_through_and_merge_by_key() -> None:
     assert merged and merged.text.splitlines() == [MOE.splitlines()[0], newer, MOE.splitlines()[2]]
 
 
-def test_files_of_two_families_are_not_merged() -> None:
-    with pytest.raises(InputError, match=r"of AITER's family a8w8, and .* of bf16; merge each alone"):
-        plugin().merge([(Path(n), TUNED[n]) for n in ("bf16_tuned_gemm.csv", "a8w8_tuned_gemm.csv")])
-    with pytest.raises(InputError, match="has sizes and the other has results"):
-        plugin().merge(
-            [(Path("a4w4.csv"), "M,N,K\n1,2,3\n"), (Path("a4w4.csv"), TUNED["a4w4_blockscale_tuned_gemm.csv"])]
-        )
-
-
 def test_a_name_of_a_kernel_is_no_code() -> None:
     for name in ("../../x", "a b", "_ZN__bm16x16__x", "x" * 5000, "Cijk_\x1b[2J"):
         for library in ("asm", "hipblaslt"):
             backend = registry.get(Backend, registry.resolve(Backend, library))
-            config = backend.config_of(NamedKernel(library, name))
-            assert config is None or name.isidentifier()
+            assert backend.config_of(NamedKernel(library, name)) is None or name.isidentifier()
     text = TUNED["bf16_tuned_gemm.csv"].replace(ASM, "_Z__bm1x1__bm2__bn3__bk4__gm5__sk6__w7__s8")
     row = read("bf16_tuned_gemm.csv", text)[0]
     assert row.config is None or Config.parse(row.config.name) == row.config

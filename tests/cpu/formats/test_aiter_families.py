@@ -8,7 +8,7 @@ import pytest
 
 from tests.cpu.formats.test_aiter import read
 from tests.cpu.formats.test_aiter import save as written
-from tests.support.nouns import Config, Defaults, Problem, Record, TunerFormat, each, matrices, registry
+from tests.support.nouns import Config, Defaults, Problem, Record, TunerFormat, apart, cases, matrices, registry
 from tritongemm.core.errors import InputError, RemarkWarning
 from tritongemm.workloads import sizes
 
@@ -18,26 +18,23 @@ BEST = Record(
 )  # fmt: skip
 
 
-@each(
-    ("name", "head", "row", "key"),
-    [
-        ("bf16_untuned_gemm.csv", "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle",
-         "16,7168,2048,True,torch.bfloat16,torch.bfloat16,False,False", "16x7168x2048_bf16_TN_biasn"),
-        ("a8w8_untuned_gemm.csv", "M,N,K,q_dtype_w", "1, 1280, 8192,torch.int8", "1x1280x8192_int8-int8-bf16_TN_a8w8"),
-        ("a8w8_bpreshuffle_untuned_gemm.csv", "M,N,K,q_dtype_w", "16,2112,7168,torch.float8_e4m3fn\t",
-         "16x2112x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_shuffled_16x16"),
-        ("a8w8_blockscale_untuned_gemm.csv", "M,N,K", "16, 2112, 7168",
-         "16x2112x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
-        ("a8w8_blockscale_bpreshuffle_untuned_gemm.csv", "M,N,K", "16,2112,7168",
-         "16x2112x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16"),
-        ("a4w4_blockscale_untuned_gemm.csv", "M,N,K", "1, 16384, 16384",
-         "1x16384x16384_fp4e2m1-fp4e2m1-bf16_TN_a4w4_blockscale_shuffled_16x16"),
-        ("a8w8_untuned_batched_gemm.csv", "B,M,N,K", "16, 1, 1280, 8192",
-         "1x1280x8192_int8-int8-bf16_TN_batch16_a8w8"),
-        ("bf16_untuned_batched_gemm.csv", "B,M,N,K", "16, 1, 1280, 8192", "1x1280x8192_bf16_TN_batch16"),
-    ],
+@cases(
+    ("bf16_untuned_gemm.csv", "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle",
+     "16,7168,2048,True,torch.bfloat16,torch.bfloat16,False,False", "16x7168x2048_bf16_TN_biasn"),
+    ("a8w8_untuned_gemm.csv", "M,N,K,q_dtype_w", "1, 1280, 8192,torch.int8", "1x1280x8192_int8-int8-bf16_TN_a8w8"),
+    ("a8w8_bpreshuffle_untuned_gemm.csv", "M,N,K,q_dtype_w", "16,2112,7168,torch.float8_e4m3fn\t",
+     "16x2112x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_shuffled_16x16"),
+    ("a8w8_blockscale_untuned_gemm.csv", "M,N,K", "16, 2112, 7168",
+     "16x2112x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
+    ("a8w8_blockscale_bpreshuffle_untuned_gemm.csv", "M,N,K", "16,2112,7168",
+     "16x2112x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16"),
+    ("a4w4_blockscale_untuned_gemm.csv", "M,N,K", "1, 16384, 16384",
+     "1x16384x16384_fp4e2m1-fp4e2m1-bf16_TN_a4w4_blockscale_shuffled_16x16"),
+    ("a8w8_untuned_batched_gemm.csv", "B,M,N,K", "16, 1, 1280, 8192",
+     "1x1280x8192_int8-int8-bf16_TN_batch16_a8w8"),
+    ("bf16_untuned_batched_gemm.csv", "B,M,N,K", "16, 1, 1280, 8192", "1x1280x8192_bf16_TN_batch16"),
 )  # fmt: skip
-def test_sizes_of_every_family_become_tuned_rows_of_its_header(name: str, head: str, row: str, key: str) -> None:
+def test_sizes_of_every_family_become_tuned_rows_of_its_header(name: str, head: str, row: str, key: str, /) -> None:
     """On a GPU that AITER does not run on the rows name our kernels, and are read back as the same results."""
     (size,) = read(name, f"{head}\n{row}\n")
     assert size.problem.key == key and size.config is None
@@ -45,22 +42,22 @@ def test_sizes_of_every_family_become_tuned_rows_of_its_header(name: str, head: 
     lines, lost = written("", best)
     keys = head.split(",")
     assert lines[0].split(",")[: len(keys) + 2] == ["gfx", "cu_num", *keys] and not lost
-    assert lines[1].startswith("sm90,132," + row.replace(" ", "").strip())
-    assert f",{best.config.name}," in lines[1]
+    assert lines[1].startswith("sm90,132," + row.replace(" ", "").strip()) and f",{best.config.name}," in lines[1]
     (again,) = read(name.replace("untuned", "tuned"), "\n".join(lines) + "\n")
     assert again.record and (again.problem, again.record.config) == (size.problem, best.config)
     assert (again.target, again.compute_units, again.record.seconds) == ("sm90", 132, best.seconds)
 
 
-def test_a_library_that_won_elsewhere_has_our_name() -> None:
-    won = replace(BEST, winner="torch", seconds=9e-6, library_seconds=5e-6)
-    lines, lost = written("", won)
+def test_names_of_libraries_and_what_a_file_says_beside_its_family() -> None:
+    lines, lost = written("", replace(BEST, winner="torch", seconds=9e-6, library_seconds=5e-6))
     assert not lost and ",torch,0," in lines[1] and lines[1].split(",")[13] == "5.0"
     (again,) = read("bf16_tuned_gemm.csv", "\n".join(lines) + "\n")
     assert again.config and again.config.backend == "torch"
     odd = lines[1].replace(",torch,0,", ",x,0,").replace(again.config.name, "nosuch.x__bm1__bn1__bk1__gm1__sk1__w1__s1")
     (again,) = read("bf16_tuned_gemm.csv", f"{lines[0]}\n{odd}\n")
     assert again.config is None, "a backend that is not here"
+    with pytest.warns(RemarkWarning, match="sizes of family a8w8_blockscale; what other columns say is ignored.*: q_d"):
+        read("a8w8_blockscale_untuned_x.csv", "M,N,K,q_dtype_w\n1,2,3,torch.int8\n")
 
 
 def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
@@ -75,29 +72,26 @@ def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
         assert not lost and f"16,256,512,False,{kind},triton" in lines[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "family", "columns", "row", "found"),
-    [
-        ("a8w8_blockscale_bpreshuffle_untuned_x.csv", "dense", "M,N,K,q_dtype_w", "torch.int8",
-         "16x512x4096_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16"),
-        ("sizes.csv", "a8w8_blockscale", "M,N,K,q_dtype_w", "torch.int8",
-         "16x512x4096_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
-        ("a8w8_blockscale_untuned_x.csv", "a8w8", "M,N,K,q_dtype_w", "torch.int8",
-         "16x512x4096_int8-int8-bf16_TN_a8w8"),
-        ("a8w8_blockscale_tuned_x.csv", "dense", "M,N,K,q_dtype_w,us", "torch.int8,5.0",
-         "name says a8w8_blockscale, and its columns M,N,K,q_dtype_w,us are those of a8w8_bpreshuffle, a8w8; rename"),
-        ("a8w8_blockscale_untuned_x.csv", "dense", "M,N,K,bias,dtype", "True,torch.bfloat16",
-         "name says a8w8_blockscale, .* those of bf16;"),
-        ("bf16_untuned_gemm.csv", "a4w4_blockscale", "M,N,K,bias,dtype", "True,torch.bfloat16",
-         "are not those of family a4w4_blockscale, but of bf16"),
-        ("sizes.csv", "dense", "M,N,K,B", "4", r"or in the file's name: batched_a8w8, .*batched_bf16"),
-        ("bf16_untuned_x.csv", "dense", "M,N,K", "", "name says bf16 or batched_bf16, and its columns M,N,K"),
-        ("a8w8_untuned_x.csv", "dense", "M,N,K,m", "16", "line 1 has the column M twice"),
-    ],
+@apart(
+    ("a8w8_blockscale_bpreshuffle_untuned_x.csv", "dense", "M,N,K,q_dtype_w", "torch.int8",
+     "16x512x4096_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16"),
+    ("sizes.csv", "a8w8_blockscale", "M,N,K,q_dtype_w", "torch.int8",
+     "16x512x4096_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
+    ("a8w8_blockscale_untuned_x.csv", "a8w8", "M,N,K,q_dtype_w", "torch.int8",
+     "16x512x4096_int8-int8-bf16_TN_a8w8"),
+    ("a8w8_blockscale_tuned_x.csv", "dense", "M,N,K,q_dtype_w,us", "torch.int8,5.0",
+     "name says a8w8_blockscale, and its columns M,N,K,q_dtype_w,us are those of a8w8_bpreshuffle, a8w8; rename"),
+    ("a8w8_blockscale_untuned_x.csv", "dense", "M,N,K,bias,dtype", "True,torch.bfloat16",
+     "name says a8w8_blockscale, .* those of bf16;"),
+    ("bf16_untuned_gemm.csv", "a4w4_blockscale", "M,N,K,bias,dtype", "True,torch.bfloat16",
+     "are not those of family a4w4_blockscale, but of bf16"),
+    ("sizes.csv", "dense", "M,N,K,B", "4", r"or in the file's name: batched_a8w8, .*batched_bf16"),
+    ("bf16_untuned_x.csv", "dense", "M,N,K", "", "name says bf16 or batched_bf16, and its columns M,N,K"),
+    ("a8w8_untuned_x.csv", "dense", "M,N,K,m", "16", "line 1 has the column M twice"),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::tritongemm.core.errors.RemarkWarning")
 def test_a_files_name_and_its_columns_belong_together(
-    name: str, family: str, columns: str, row: str, found: str
+    name: str, family: str, columns: str, row: str, found: str, /
 ) -> None:
     """Sizes may have columns beside their family's, as AITER's tuners take what they know; results may not."""
     try:
@@ -106,11 +100,6 @@ def test_a_files_name_and_its_columns_belong_together(
         assert re.search(found, str(error))
     else:
         assert size.problem.key == found
-
-
-def test_what_a_file_of_sizes_says_beside_its_family_is_named() -> None:
-    with pytest.warns(RemarkWarning, match="sizes of family a8w8_blockscale; what other columns say is ignored.*: q_d"):
-        read("a8w8_blockscale_untuned_x.csv", "M,N,K,q_dtype_w\n1,2,3,torch.int8\n")
 
 
 def test_batches_with_scales_in_powers_of_two_are_sizes_of_ours() -> None:

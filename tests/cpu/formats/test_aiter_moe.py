@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Config, Defaults, Family, FormatRow, Record, TunerFormat, each, load_target, registry
+from tests.support.nouns import (
+    Config,
+    Defaults,
+    Family,
+    FormatRow,
+    Record,
+    TunerFormat,
+    cases,
+    each,
+    load_target,
+    registry,
+)
 from tests.support.stores import take
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.results.tuned_file import TunedFile
@@ -30,9 +41,9 @@ def result(row: FormatRow, seconds: float = 5e-6, **more: object) -> Record:
     return Record(row.problem, config=TILE, winner="triton", seconds=seconds, spread=0.0, timer="events", **facts)  # type: ignore[arg-type]
 
 
-def test_a_layer_is_two_products_of_groups() -> None:
-    found = [(r.problem.m, r.problem.n, r.problem.k, r.problem.group_count, r.problem.family) for r in read(UNTUNED)]
-    assert found == [
+def test_a_layer_is_two_products_of_groups_for_experts_that_there_are() -> None:
+    sizes = [(r.problem.m, r.problem.n, r.problem.k, r.problem.group_count, r.problem.family) for r in read(UNTUNED)]
+    assert sizes == [
         (1024, 8192, 6144, 8, "dense"),
         (1024, 6144, 4096, 8, "dense"),
         (8, 1536, 2304, 8, "a8w8"),
@@ -41,20 +52,23 @@ def test_a_layer_is_two_products_of_groups() -> None:
         (128, 7168, 256, 256, "a8w8_blockscale"),
     ]
     assert {(r.problem.layout, r.problem.c.dtype) for r in read(UNTUNED)} == {("TN", "bf16")}
+    with pytest.raises(InputError, match=r"\(line 4\) topk is 257, of 256 experts"):
+        read(UNTUNED.replace("16,7168,256,256,8,", "16,7168,256,256,257,"))
+    found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
+    assert [(row.problem.family, row.problem.scales, row.problem.group_count) for row in found] == [
+        ("a8w8", "", 256)
+    ] * 2
 
 
-@each(
-    ("types", "family", "scales", "targets"),
-    [
-        ("torch.float4_e2m1fn_x2,torch.float4_e2m1fn_x2", "a4w4_blockscale", "", ("gfx950",)),
-        (f"{FP8},{FP8}", "a8w8_blockscale", "mx_shuffled", ("gfx950",)),
-        (f"{FP8},torch.float4_e2m1fn_x2", "a8w4", "mx", ANY),
-        ("torch.bfloat16,torch.float4_e2m1fn_x2", "a16w4", "weight_mx", ANY),
-        ("torch.bfloat16,torch.int4", "a16w4", "weight_32", ANY),
-    ],
+@cases(
+    ("torch.float4_e2m1fn_x2,torch.float4_e2m1fn_x2", "a4w4_blockscale", "", ("gfx950",)),
+    (f"{FP8},{FP8}", "a8w8_blockscale", "mx_shuffled", ("gfx950",)),
+    (f"{FP8},torch.float4_e2m1fn_x2", "a8w4", "mx", ANY),
+    ("torch.bfloat16,torch.float4_e2m1fn_x2", "a16w4", "weight_mx", ANY),
+    ("torch.bfloat16,torch.int4", "a16w4", "weight_32", ANY),
 )
 def test_experts_by_powers_of_two_and_of_mixed_types(
-    types: str, family: str, scales: str, targets: Sequence[str]
+    types: str, family: str, scales: str, targets: Sequence[str], /
 ) -> None:
     row = BLOCKS.replace(f"{FP8},{FP8},QuantType.per_1x128", f"{types},QuantType.per_1x32")
     found = [row.problem for row in read(f"{KEYS}\n{row}\n")]
@@ -65,26 +79,14 @@ def test_experts_by_powers_of_two_and_of_mixed_types(
         assert all(registry.get(Family, family).supports(p, load_target(target)) for p in found)
 
 
-@each(
-    ("given", "other", "reason"),
-    [
-        ("QuantType.per_1x128", "QuantType.per_256x128", "no family here has experts with scales per_256x128"),
-        ("16,7168,256,256,8,", "16,7168,256,256,-1,", "topk -1 does not say"),
-        (f"{FP8},{FP8},QuantType.per_1x128", f"{FP8},torch.int4,QuantType.per_1x32", "multiplied by no"),
-    ],
+@cases(
+    ("QuantType.per_1x128", "QuantType.per_256x128", "no family here has experts with scales per_256x128"),
+    ("16,7168,256,256,8,", "16,7168,256,256,-1,", "topk -1 does not say"),
+    (f"{FP8},{FP8},QuantType.per_1x128", f"{FP8},torch.int4,QuantType.per_1x32", "multiplied by no"),
 )
-def test_other_scales_are_kept_and_named(given: str, other: str, reason: str) -> None:
+def test_other_scales_are_kept_and_named(given: str, other: str, reason: str, /) -> None:
     with pytest.warns(UntunableRowsWarning, match=rf"row 3 \(line 4\) can't be tuned here: .*{reason}"):
         assert len(read(UNTUNED.replace(given, other))) == 4
-
-
-def test_a_token_goes_to_experts_that_there_are_and_one_factor_of_each_is_that_of_its_rows() -> None:
-    with pytest.raises(InputError, match=r"\(line 4\) topk is 257, of 256 experts"):
-        read(UNTUNED.replace("16,7168,256,256,8,", "16,7168,256,256,257,"))
-    found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
-    assert [(row.problem.family, row.problem.scales, row.problem.group_count) for row in found] == [
-        ("a8w8", "", 256)
-    ] * 2
 
 
 def test_a_line_without_its_last_empty_cell_counts() -> None:

@@ -28,19 +28,15 @@ def result(problem: Problem, config: Config | None = None, **more: Any) -> Recor
     return foreign_rows.result(problem, config or algorithm(), **{"winner": "blaslt", "library": "torch", **more})
 
 
-def test_rows_of_the_library_are_sizes_of_ours() -> None:
+def test_rows_of_the_library_are_sizes_of_ours_and_f8_is_ocp_s() -> None:
+    """hipBLASLt's reader takes it so: in this file, unlike in its logs, only the other name is of gfx942's encoding."""
     first, second = FORMAT.read(PATH, TUNED, Defaults.of("int8", bias="m"))
     assert first.problem == product() and (first.line, first.number) == (3, 1) and first.config is None
-    other = Problem(128, 64, 32, *matrices(c="fp32", layout="NT"), batch=8)
-    assert second.problem == other
+    assert second.problem == Problem(128, 64, 32, *matrices(c="fp32", layout="NT"), batch=8)
     named = f"{HEAD},solution_name\n    T,N,1,6144,16,4096,bf16_r,bf16_r,bf16_r,c_f32_r,7,Cijk_Alik_Bljk_MT64x32x64_x\n"
     (row,) = FORMAT.read(PATH, named, Defaults())
     assert row.config is not None and row.config.template == "Cijk_Alik_Bljk_MT64x32x64_x"
     assert row.config.tile == (32, 64, 64) and row.config.option("index") == 7
-
-
-def test_f8_is_ocp_s_whatever_the_target_computes() -> None:
-    """hipBLASLt's reader takes it so: in this file, unlike in its logs, only the other name is of gfx942's encoding."""
     for name, ours in (("f8_r", "fp8e4m3fn"), ("f8_fnuz_r", "fp8e4m3fnuz"), ("bf8_fnuz_r", "fp8e5m2fnuz")):
         text = f"{HEAD}\n    T,N,1,6144,16,4096,{name},{name},bf16_r,f32_r,7\n"
         (row,) = FORMAT.read(PATH, text, Defaults(fp8_encoding="fnuz"))
@@ -49,7 +45,7 @@ def test_f8_is_ocp_s_whatever_the_target_computes() -> None:
     assert ",f8_fnuz_r,f8_fnuz_r,bf16_r," in written.files[""]
 
 
-def test_what_won_goes_before_and_the_rest_stays() -> None:
+def test_what_won_goes_before_and_a_row_has_no_bias() -> None:
     written = FORMAT.translate([result(product()), result(product(37))], {"": TUNED})
     assert written.count == 2 and not written.omitted
     lines = written.files[""].split("\n")
@@ -60,9 +56,6 @@ def test_what_won_goes_before_and_the_rest_stays() -> None:
     ]  # fmt: skip
     assert FORMAT.translate([result(product()), result(product(37))], {"": written.files[""]}).files == written.files
     assert {r.problem.m for r in FORMAT.read(PATH, written.files[""], Defaults())} == {16, 37, 128}
-
-
-def test_a_row_has_no_bias_and_a_new_file_names_the_build() -> None:
     written = FORMAT.translate([result(product()), result(product(bias="n"), algorithm(45))], {"": TUNED})
     assert written.count == 1 and written.files[""].count(",44") == 1 and "45" not in written.files[""]
     assert "neither bias nor scales" in written.omitted[0][1]
@@ -83,7 +76,6 @@ def test_a_row_without_its_columns_is_named_and_one_of_other_types_kept() -> Non
 
 def test_the_command(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "final.yaml").write_text(results_format().write([result(product())]), encoding="utf-8")
-    argv = [str(tmp_path / "final.yaml"), "-o", str(tmp_path / "tuning.txt")]
-    assert convert.main(argv) == 0
+    assert convert.main([str(tmp_path / "final.yaml"), "-o", str(tmp_path / "tuning.txt")]) == 0
     assert "1 of 1 results written as hipBLASLt's override file" in capsys.readouterr().out
     assert (tmp_path / "tuning.txt").read_text(encoding="utf-8").endswith(",44\n")

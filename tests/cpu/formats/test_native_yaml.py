@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.formats import read_text, write_text
-from tests.support.nouns import Config, Family, FormatRow, Groups, each, load_target, registry
+from tests.support.nouns import Config, Family, FormatRow, Groups, cases, load_target, refuses, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.cli import options
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import InputError, RemarkWarning
+from tritongemm.core.errors import RemarkWarning
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats import Defaults, format_of
@@ -56,8 +56,7 @@ def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch:
 def test_record_comes_back_equal_and_looks_like_tune_gemm() -> None:
     text = write_text(RECORD)
     (row,) = rows(text, Defaults.of("int8", layout="TN", bias="m"))
-    assert row.record == RECORD
-    assert (row.problem, row.config) == (RECORD.problem, RECORD.config)
+    assert row.record == RECORD and (row.problem, row.config) == (RECORD.problem, RECORD.config)
     head, line = text.splitlines()
     assert head.startswith(f"# Tuned by tritongemm, schema {SCHEMA}: ")
     assert [r.record for r in rows(line + "\n")] == [RECORD], "a file without it is read as well"
@@ -68,17 +67,18 @@ def test_record_comes_back_equal_and_looks_like_tune_gemm() -> None:
     )
     # What a plain reader of YAML sees.
     (entry,) = yaml.safe_load(text)
-    assert entry["time(us)"] == pytest.approx(12.345678901234568)
-    assert entry["options"] == {"swap_ab": 1}
+    assert entry["time(us)"] == pytest.approx(12.345678901234568) and entry["options"] == {"swap_ab": 1}
     assert (entry["winner"], entry["tie"], entry["toolchain"]) == ("torch", True, RECORD.toolchain)
     assert entry["verified"] == RECORD.verified
 
 
-def test_stream_k_row_has_num_sms_for_split_k() -> None:
+def test_notes_of_a_result_and_num_sms_of_stream_k_are_written_back() -> None:
+    noted = replace(RECORD, notes={"aiter": {"kernelId": 5, "odd": [1, 2.5, None, "x: y"]}})
+    again = rows(write_text(noted))[0].record
+    assert again == RECORD and again.notes == noted.notes == Record.from_json(noted.to_json()).notes
     stream = replace(RECORD, config=Config("stream_k", 64, 64, 64, options=(("num_sms", 304),)))
     both = replace(stream, config=replace(stream.config, split_k=4))
-    assert '"NUM_SMS": 304' in write_text(stream)
-    assert "SPLIT_K" not in write_text(stream)
+    assert '"NUM_SMS": 304' in write_text(stream) and "SPLIT_K" not in write_text(stream)
     for record in (stream, both):
         assert rows(write_text(record))[0].record == record
 
@@ -125,10 +125,8 @@ def test_one_problem_on_two_targets_and_on_devices_of_two_sizes() -> None:
     """A complete chip and a part of it; a row that does not say is one more."""
     some = [*(replace(RECORD, compute_units=count) for count in (0, 304, 80)), replace(RECORD, target="gfx950")]
     text = write_text(*some)
-    assert text.count("compute_units") == 2
-    assert [r.record for r in rows(text)] == some
-    with pytest.raises(InputError, match=r"row 2 \(line 3\) repeats row 1 \(line 2\)"):
-        rows(write_text(some[1], some[1]))
+    assert text.count("compute_units") == 2 and [r.record for r in rows(text)] == some
+    refuses(r"row 2 \(line 3\) repeats row 1 \(line 2\)", rows, write_text(some[1], some[1]))
 
 
 def test_orders_of_b_and_scales_come_back() -> None:
@@ -141,31 +139,19 @@ def test_orders_of_b_and_scales_come_back() -> None:
     assert "order_b" not in first and '"family": "a8w8", "order_b": "shuffled_16x16"' in second
     assert [r.record for r in rows(write_text(*some), Defaults(family="dense_bpreshuffle"))] == some
     odd = replace(RECORD, problem=replace(plain, b=plain.b._replace(scaling=None)))
-    with pytest.raises(InputError, match="has scales that family a8w8 does not have"):
-        write_text(odd)
+    refuses("has scales that family a8w8 does not have", write_text, odd)
 
 
-@each(
-    ("unknown", "words"),
-    [
-        ("'problem': {'m': 16, 'n': 4096}", "has an unknown key 'problem'; there are: M, N, K"),
-        ("'seconds': 1.0e-8", "has an unknown key 'seconds'; there are: M, N, K"),
-        ("'m_from': 1", "has an unknown key 'm_from'; did you mean 'M_from'?"),
-    ],
+@cases(
+    ("'problem': {'m': 16, 'n': 4096}", "has an unknown key 'problem'; there are: M, N, K"),
+    ("'seconds': 1.0e-8", "has an unknown key 'seconds'; there are: M, N, K"),
+    ("'m_from': 1", "has an unknown key 'm_from'; did you mean 'M_from'?"),
 )
-def test_a_key_that_is_not_known_does_not_win_over_a_field(unknown: str, words: str) -> None:
+def test_a_key_that_is_not_known_does_not_win_over_a_field(unknown: str, words: str, /) -> None:
     """A field's own name is none of a row's keys; in a journal and a manifest other keys are refused likewise."""
     head, line = write_text(RECORD).splitlines()
-    with pytest.raises(InputError, match=re.escape(f"row 1 (line 2) {words}")):
-        rows(f"{head}\n{line[:-1]}, {unknown}}}\n")
-    with pytest.raises(InputError, match="has unknown keys: power"):
-        Record.from_json(RECORD.to_json() | {"power": 1})
-
-
-def test_notes_of_a_result_are_written_back() -> None:
-    noted = replace(RECORD, notes={"aiter": {"kernelId": 5, "odd": [1, 2.5, None, "x: y"]}})
-    again = rows(write_text(noted))[0].record
-    assert again == RECORD and again.notes == noted.notes == Record.from_json(noted.to_json()).notes
+    refuses(re.escape(f"row 1 (line 2) {words}"), rows, f"{head}\n{line[:-1]}, {unknown}}}\n")
+    refuses("has unknown keys: power", Record.from_json, RECORD.to_json() | {"power": 1})
 
 
 def test_ranges_of_m_that_overlap_are_named() -> None:
@@ -191,7 +177,7 @@ def problems_of(text: str) -> list[Problem]:
     return [row.problem for row in format_of(path, text).read(path, text, Defaults())]
 
 
-def test_a_size_says_how_its_rows_are_spread() -> None:
+def test_a_size_says_how_its_rows_are_spread_or_shared() -> None:
     size = "- {M: 41, N: 72, K: 88, groups: 5"
     assert problems_of(f"{size}, group_counts: [7, 0, 33, 1, 0]}}\n") == [GROUPED]
     assert problems_of(f"{size}, group_room: 16}}\n") == [Problem(41, 72, 88, groups=Groups(5, room=16))]
@@ -201,11 +187,7 @@ def test_a_size_says_how_its_rows_are_spread() -> None:
         (f"{size}, group_form: blocked}}", "group_form must be one of contiguous, masked"),
         ("- {M: 41, N: 72, K: 88, group_room: 9}", "group_room but no groups"),
     ):
-        with pytest.raises(InputError, match=message):
-            problems_of(wrong + "\n")
-
-
-def test_shares_are_rows_of_every_m() -> None:
+        refuses(message, problems_of, wrong + "\n")
     size = "{N: 72, K: 88, groups: 4, group_shares: [0.6, 0.3, 0.1000001, 1e-07], group_samples: 9"
     few, many = problems_of(f"- {size}, M: 3}}\n- {size}, M: 1000}}\n")
     assert (sorted(few.row_counts), sorted(many.row_counts)) == ([0, 0, 1, 2], [0, 100, 300, 600])
@@ -213,24 +195,20 @@ def test_shares_are_rows_of_every_m() -> None:
     assert problems_of(f"- {size}, M: 1000}}\n") == [many]  # their order is the same each time
 
 
-@each(
-    ("text", "message"),
-    [
-        ("groups: 2, group_shares: [0.5, 0.4]", "shares add up to 0.9, not to 1"),
-        ("groups: 2, group_shares: [0.5, 0.3, 0.2]", "3 shares of rows for 2 groups"),
-        ("groups: 2, group_shares: [1.5, -0.5]", "group_shares: 2 must be a number of at least 0"),
-        ("groups: 2, group_shares: [1.5, 0]", "from 0 to 1"),
-        ("groups: 2, group_shares: [.nan, 1]", "group_shares: 1 must be a number"),
-        ("groups: 2, group_shares: 1", "must be a list of numbers"),
-        ("groups: 2, group_shares: [0.5, 0.5], group_counts: [20, 21]", "without group_counts"),
-        ("groups: 2, group_shares: [0.5, 0.5], group_spread: uniform", "belong together"),
-        ("groups: 2, group_shares: [0.5, 0.5], group_samples: 0", "group_samples must be at least 1"),
-        ("group_shares: [1]", "several groups"),
-    ],
+@cases(
+    ("groups: 2, group_shares: [0.5, 0.4]", "shares add up to 0.9, not to 1"),
+    ("groups: 2, group_shares: [0.5, 0.3, 0.2]", "3 shares of rows for 2 groups"),
+    ("groups: 2, group_shares: [1.5, -0.5]", "group_shares: 2 must be a number of at least 0"),
+    ("groups: 2, group_shares: [1.5, 0]", "from 0 to 1"),
+    ("groups: 2, group_shares: [.nan, 1]", "group_shares: 1 must be a number"),
+    ("groups: 2, group_shares: 1", "must be a list of numbers"),
+    ("groups: 2, group_shares: [0.5, 0.5], group_counts: [20, 21]", "without group_counts"),
+    ("groups: 2, group_shares: [0.5, 0.5], group_spread: uniform", "belong together"),
+    ("groups: 2, group_shares: [0.5, 0.5], group_samples: 0", "group_samples must be at least 1"),
+    ("group_shares: [1]", "several groups"),
 )
-def test_shares_that_can_not_be(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=f"row 1 .line 1. .*{message}"):
-        problems_of(f"- {{M: 41, N: 72, K: 88, {text}}}\n")
+def test_shares_that_can_not_be(text: str, message: str, /) -> None:
+    refuses(f"row 1 .line 1. .*{message}", problems_of, f"- {{M: 41, N: 72, K: 88, {text}}}\n")
 
 
 def test_the_command_line_says_it_too() -> None:
@@ -259,7 +237,7 @@ def test_counts_operations_and_callers_are_read(tmp_path: Path) -> None:
     assert (row.count, row.operation, row.callers) == (1, "", ())
 
 
-def test_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
+def test_rows_of_one_problem_are_one_size_unless_of_no_program(tmp_path: Path) -> None:
     rows = read(
         tmp_path,
         SIZE,
@@ -271,26 +249,18 @@ def test_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
         (8, "linear, mm", ("a", "b")),
         (2, "linear", ()),
     ]
+    refuses("repeats row 1", read, tmp_path, SIZE, f"{SIZE}, 'count': 2")
 
 
-@each(
-    ("text", "written"),
-    [
-        ("'count': 0", "count must be above 0"),
-        ("'count': 1.0e+300", "count must be at most 1000000000000000000, not 1e"),
-        ("'count': -1", "count must be a number of at least 0"),
-        ("'count': .nan", "count must be a number of at least 0"),
-        ("'count': [1]", "count must be a number of at least 0"),
-        ("'operation': 3", "operation must be text"),
-        ("'callers': 'a'", "callers must be a list of text"),
-        ("'callers': [1]", "callers must be a list of text"),
-    ],
+@cases(
+    ("'count': 0", "count must be above 0"),
+    ("'count': 1.0e+300", "count must be at most 1000000000000000000, not 1e"),
+    ("'count': -1", "count must be a number of at least 0"),
+    ("'count': .nan", "count must be a number of at least 0"),
+    ("'count': [1]", "count must be a number of at least 0"),
+    ("'operation': 3", "operation must be text"),
+    ("'callers': 'a'", "callers must be a list of text"),
+    ("'callers': [1]", "callers must be a list of text"),
 )
-def test_wrong_values_are_refused(tmp_path: Path, text: str, written: str) -> None:
-    with pytest.raises(InputError, match=rf"shapes.yaml: row 1 \(line 1\) {written}"):
-        read(tmp_path, f"{SIZE}, {text}")
-
-
-def test_sizes_of_no_program_are_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="repeats row 1"):
-        read(tmp_path, SIZE, f"{SIZE}, 'count': 2")
+def test_wrong_values_are_refused(text: str, written: str, /, tmp_path: Path) -> None:
+    refuses(rf"shapes.yaml: row 1 \(line 1\) {written}", read, tmp_path, f"{SIZE}, {text}")

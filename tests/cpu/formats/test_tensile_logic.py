@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.support import foreign_rows
-from tests.support.nouns import Capsys, Defaults, Problem, Record, WritableFormat, each, registry, results_format
+from tests.support.nouns import Capsys, Defaults, Problem, Record, WritableFormat, cases, registry, results_format
 from tritongemm.cli import convert
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 
@@ -68,7 +68,7 @@ def result(of: Problem, tile: str = "128x64x64", **more: Any) -> Record:
     return foreign_rows.result(of, config, **{"compute_units": 304, **more})
 
 
-def test_sizes_and_their_solutions() -> None:
+def test_sizes_solutions_and_where_results_are_written() -> None:
     with pytest.warns(UntunableRowsWarning, match="are apart"):
         first, second = FORMAT.read(PATH, BASE, Defaults.of("int8"))
     assert first.problem == problem() and (first.target, first.compute_units) == ("gfx942", 304)
@@ -80,9 +80,6 @@ def test_sizes_and_their_solutions() -> None:
     assert [row.problem.a.dtype for row in FORMAT.read(PATH, rounded, Defaults())] == ["fp32"]
     with pytest.warns(UntunableRowsWarning, match="multiplies full float32"):
         assert not FORMAT.read(PATH, logic({A: (0, 0.0)}, kind={**single, "F32XdlMathOp": 0}), Defaults())
-
-
-def test_a_result_is_written_where_its_solution_is() -> None:
     written = FORMAT.translate([result(problem()), result(problem(32, 128, 64))], {"": BASE})
     assert written.count == 2 and not written.omitted
     expected = BASE.replace("[6144, 16, 1, 4096]\n    - [0, 0.0]", "[6144, 16, 1, 4096]\n    - [1, 0.0]")
@@ -114,7 +111,7 @@ def test_ends_of_lines_stay_as_they_are(tmp_path: Path) -> None:
             FORMAT.merge([(PATH, BASE), (Path("mixed.yaml"), mixed)])
 
 
-def test_files_are_merged() -> None:
+def test_files_are_merged_and_the_more_efficient_stays() -> None:
     """A new size brings its solution; sizes whose rows are apart are other sizes."""
     tuned = logic({C: (2, 0.0), A: (1, 0.0), APART[:4]: (0, 200.0)}, ("128x64x64", "256x64x64", "32x32x32"))
     merged = FORMAT.merge([(PATH, BASE), (Path("tuned.yaml"), tuned)])
@@ -130,9 +127,6 @@ def test_files_are_merged() -> None:
     assert merged.text.startswith(kept), "what was there is there byte for byte"
     again = FORMAT.merge([(PATH, merged.text), (Path("tuned.yaml"), tuned)])
     assert again is not None and again.text == merged.text
-
-
-def test_the_more_efficient_stays() -> None:
     slower, faster = (logic({B: (0, efficiency)}) for efficiency in (119.0, 121.0))
     stays = FORMAT.merge([(PATH, BASE), (Path("x.yaml"), slower)])
     assert stays is not None and stays.text == BASE and "1 sizes ([64, 8, 1, 32]) stay as in" in stays.notes[0]
@@ -141,16 +135,13 @@ def test_the_more_efficient_stays() -> None:
     assert any("1 solutions are those of no size any more" in note for note in moved.notes)
 
 
-@each(
-    ("text", "complaint"),
-    [
-        (logic({A: (0, 0.0)}, kind={**KIND, "DataTypeA": 4}), "is of another problem type than"),
-        (logic({A: (0, 0.0)}, target="gfx950"), "is of another architecture than"),
-        (logic({A: (0, 0.0)}, version={"MinimumRequiredVersion": "4.40.0"}), "is of another version of Tensile"),
-        (logic({A: (0, 0.0)}, solutions=[solution(0, "64x64x64", DepthU=32)]), "has other parameters than in the file"),
-    ],
+@cases(
+    (logic({A: (0, 0.0)}, kind={**KIND, "DataTypeA": 4}), "is of another problem type than"),
+    (logic({A: (0, 0.0)}, target="gfx950"), "is of another architecture than"),
+    (logic({A: (0, 0.0)}, version={"MinimumRequiredVersion": "4.40.0"}), "is of another version of Tensile"),
+    (logic({A: (0, 0.0)}, solutions=[solution(0, "64x64x64", DepthU=32)]), "has other parameters than in the file"),
 )
-def test_what_does_not_belong_together_is_refused(text: str, complaint: str) -> None:
+def test_what_does_not_belong_together_is_refused(text: str, complaint: str, /) -> None:
     with pytest.raises(InputError, match=complaint):
         FORMAT.merge([(PATH, logic({A: (1, 0.0)})), (Path("other.yaml"), text)])
 
@@ -158,24 +149,21 @@ def test_what_does_not_belong_together_is_refused(text: str, complaint: str) -> 
 TWICE = [solution(0, "1x1x1"), solution(0, "2x1x1")]
 
 
-@each(
-    ("text", "complaint"),
-    [
-        (logic({A: (0, 0.0)}, type="GridBased"), "of kind GridBased; only exact sizes"),
-        (logic({A: (7, 0.0)}), "names solution 7, which is not there"),
-        (logic({A: (0, 0.0)}, solutions=TWICE), "has number 0, as an earlier one does"),
-        (logic({}, sizes=[[list(A), [0, 0.0]], [list(A), [1, 0.0]]]), "is there already; keep one of them"),
-        (logic({}, sizes=[[[1, 2, 3], [0, 0.0]]]), "must have M, N, batch and K"),
-        (logic({}, sizes=[[[1, 2, 3, 4], [0]]]), r"must be \[\[M, N, batch, K\], \[solution, efficiency\]\]"),
-        (logic({}, sizes={}), "must be the table of sizes"),
-        (logic({A: (0, 0.0)}).replace("CustomKernelName: ''", "CustomKernelName: *x"), "an anchor or an alias"),
-        (BASE[: len(BASE) // 2], "of the 12 elements of a logic file; it may be cut"),
-        ("---\nMinimumRequiredVersion: 5\nSolutions: []\n", "a logic file that is a map"),
-        (BASE.replace("    SolutionNameMin", "    SolutionName"), "must have a SolutionIndex and a SolutionNameMin"),
-        (BASE.replace("- Equality", "- " + "[" * 500), "element 12 is no YAML"),
-    ],
+@cases(
+    (logic({A: (0, 0.0)}, type="GridBased"), "of kind GridBased; only exact sizes"),
+    (logic({A: (7, 0.0)}), "names solution 7, which is not there"),
+    (logic({A: (0, 0.0)}, solutions=TWICE), "has number 0, as an earlier one does"),
+    (logic({}, sizes=[[list(A), [0, 0.0]], [list(A), [1, 0.0]]]), "is there already; keep one of them"),
+    (logic({}, sizes=[[[1, 2, 3], [0, 0.0]]]), "must have M, N, batch and K"),
+    (logic({}, sizes=[[[1, 2, 3, 4], [0]]]), r"must be \[\[M, N, batch, K\], \[solution, efficiency\]\]"),
+    (logic({}, sizes={}), "must be the table of sizes"),
+    (logic({A: (0, 0.0)}).replace("CustomKernelName: ''", "CustomKernelName: *x"), "an anchor or an alias"),
+    (BASE[: len(BASE) // 2], "of the 12 elements of a logic file; it may be cut"),
+    ("---\nMinimumRequiredVersion: 5\nSolutions: []\n", "a logic file that is a map"),
+    (BASE.replace("    SolutionNameMin", "    SolutionName"), "must have a SolutionIndex and a SolutionNameMin"),
+    (BASE.replace("- Equality", "- " + "[" * 500), "element 12 is no YAML"),
 )
-def test_a_damaged_file_is_refused_by_name(text: str, complaint: str) -> None:
+def test_a_damaged_file_is_refused_by_name(text: str, complaint: str, /) -> None:
     with pytest.raises(InputError, match=rf"^{PATH}.*{complaint}"):
         FORMAT.read(PATH, text, Defaults())
 

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Config, Defaults, Format, InputError, Record, ServerFormat, each, make_problem, registry
+from tests.support.nouns import (
+    Config,
+    Defaults,
+    Format,
+    InputError,
+    Record,
+    ServerFormat,
+    cases,
+    each,
+    make_problem,
+    registry,
+)
 
 VLLM, SGLANG, EXPERTS_TABLE = (
     registry.get(ServerFormat, name) for name in ("vllm_dense_json", "sglang_dense_json", "vllm_moe_json")
@@ -59,28 +70,25 @@ def test_the_name_has_the_sizes_the_device_and_so_the_encoding_of_fp8() -> None:
     assert found.config and found.config.options == (("kpack", 1), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))
 
 
-@each(
-    ("name", "claimed"),
-    [
-        (NAME, "vllm_dense_json"),
-        (NAME.replace("fp8_w8a8", "int8_w8a8"), "vllm_dense_json"),
-        (BLANK, "sglang_dense_json"),
-        (CHANNELS, "sglang_dense_json"),
-        (EXPERTS, "vllm_moe_json"),
-        (EXPERTS.replace("128,128", "128, 128"), "sglang_moe_json"),
-        (EXPERTS.replace("fp8_w8a8", "int8_w8a8"), "moe_json"),
-        ("E=8,N=4096,device_name=NVIDIA_H200.json", "moe_json"),
-        ("E=8,N=4096,device_name=NVIDIA_H200_down.json", "moe_json"),
-        ("E=8,N=4096,device_name=NVIDIA_B200,dtype=int4_w4a16,backend=flydsl.json", "moe_json"),
-        ("E=8,N=64,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]_down.json", "moe_json"),
-        ("E=8,N=64,device_name=NVIDIA_H20,dtype=fp8_w8a8,per_channel_quant=True.json", "moe_json"),
-        (NAME.replace("fp8_w8a8", "fp8_w8a8_channelwise"), None),
-        (NAME.replace("fp8_w8a8", "fp4_w4a4"), None),
-        (NAME + ".bak", None),
-        ("sizes.json", None),
-    ],
+@cases(
+    (NAME, "vllm_dense_json"),
+    (NAME.replace("fp8_w8a8", "int8_w8a8"), "vllm_dense_json"),
+    (BLANK, "sglang_dense_json"),
+    (CHANNELS, "sglang_dense_json"),
+    (EXPERTS, "vllm_moe_json"),
+    (EXPERTS.replace("128,128", "128, 128"), "sglang_moe_json"),
+    (EXPERTS.replace("fp8_w8a8", "int8_w8a8"), "moe_json"),
+    ("E=8,N=4096,device_name=NVIDIA_H200.json", "moe_json"),
+    ("E=8,N=4096,device_name=NVIDIA_H200_down.json", "moe_json"),
+    ("E=8,N=4096,device_name=NVIDIA_B200,dtype=int4_w4a16,backend=flydsl.json", "moe_json"),
+    ("E=8,N=64,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]_down.json", "moe_json"),
+    ("E=8,N=64,device_name=NVIDIA_H20,dtype=fp8_w8a8,per_channel_quant=True.json", "moe_json"),
+    (NAME.replace("fp8_w8a8", "fp8_w8a8_channelwise"), None),
+    (NAME.replace("fp8_w8a8", "fp4_w4a4"), None),
+    (NAME + ".bak", None),
+    ("sizes.json", None),
 )
-def test_one_format_claims_a_table(name: str, claimed: str | None) -> None:
+def test_one_format_claims_a_table(name: str, claimed: str | None, /) -> None:
     claims = [f.name for f in registry.every(Format) if f.recognises(Path("configs") / name, table())]
     assert claims == ([claimed] if claimed else [])
     assert not any(f.recognises(Path(name), "M,N,K\n1,2,3\n") for f in (VLLM, SGLANG, MOE, EXPERTS_TABLE)), (
@@ -88,27 +96,29 @@ def test_one_format_claims_a_table(name: str, claimed: str | None) -> None:
     )
 
 
-def test_null_is_another_kernel_of_the_server() -> None:
+def test_null_and_rows_that_say_the_same_stay() -> None:
     rows = SGLANG.read(Path(CHANNELS), table({1: row(), 512: None}), Defaults())
     assert [r.problem.family for r in rows] == ["a8w8", "a8w8"] and rows[0].config and rows[1].config is None
     with pytest.raises(InputError, match=r"row 1 \(line 2\) M '512': must be an object of BLOCK_SIZE_M"):
         SGLANG.read(Path(BLANK), table({512: None}), Defaults())
+    given = {m: {"num_stages": 2, **row()} for m in LADDER} | {64: {"kpack": 1, **row()}}
+    del given[64]["num_stages"]
+    text = table(given)
+    same = [r.config for r in VLLM.read(Path(NAME), text, Defaults()) if r.problem.m == 64]
+    assert not VLLM.translate([result(64, same[0])], {NAME: text}).files
 
 
-@each(
-    ("text", "complaint"),
-    [
-        (table()[:-40], "line 143, column 9: Unterminated string"),
-        (table()[:-2], "the file ends too early"),
-        ("[1, 2]", "{ is expected"),
-        ("{}", "has no M"),
-        (table() + "{}", "nothing is expected after the object"),
-        ('{"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_M": 32}}', "line 1, column 7: the key 'BLOCK_SIZE_M' stands twice"),
-        ('{"1": ' + "[" * 100000, "nested too deep|ends too early"),
-        ('{"1": ' + "9" * 5000 + "}", "a number has too many digits"),
-    ],
+@cases(
+    (table()[:-40], "line 143, column 9: Unterminated string"),
+    (table()[:-2], "the file ends too early"),
+    ("[1, 2]", "{ is expected"),
+    ("{}", "has no M"),
+    (table() + "{}", "nothing is expected after the object"),
+    ('{"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_M": 32}}', "line 1, column 7: the key 'BLOCK_SIZE_M' stands twice"),
+    ('{"1": ' + "[" * 100000, "nested too deep|ends too early"),
+    ('{"1": ' + "9" * 5000 + "}", "a number has too many digits"),
 )
-def test_a_damaged_file_is_named(text: str, complaint: str) -> None:
+def test_a_damaged_file_is_named(text: str, complaint: str, /) -> None:
     for plugin, name in ((VLLM, NAME), (EXPERTS_TABLE, EXPERTS)):
         if text == "{}" and plugin is EXPERTS_TABLE:
             continue
@@ -126,7 +136,8 @@ def test_scales_of_other_blocks_and_experts_are_refused_by_name() -> None:
         MOE.read(Path("E=8,N=4096,device_name=NVIDIA_H200.json"), table(), Defaults())
 
 
-def test_a_new_table_is_dense_and_changes_nothing_else() -> None:
+def test_new_tables_are_dense_and_short_ones_go_on_serving() -> None:
+    """26 of the shipped tables have M from 2048 on alone; a result at M = 16 must not take what is below."""
     written = VLLM.translate([result(13), result(64)], {})
     assert written.count == 2 and not written.omitted and list(written.files) == [NAME]
     text = written.files[NAME]
@@ -136,6 +147,10 @@ def test_a_new_table_is_dense_and_changes_nothing_else() -> None:
     assert served(text, 13) == served(text, 64) == ours
     assert all(served(text, m) == default for m in LADDER if m != 64)
     assert [r.config for r in VLLM.read(Path(NAME), text, Defaults()) if r.problem.m == 13] == [result(13).config]
+    text = table({m: row(16 + m) for m in (2048, 3072, 4096)})
+    (new,) = VLLM.translate([result(16)], {NAME: text}).files.values()
+    assert served(new, 16)["BLOCK_SIZE_M"] == 32
+    assert all(served(new, m) == served(text, m) for m in (1, 2, 4, 8, 11, 24, 512, 1500, 2600, 4096))
 
 
 @each("text", [table(), table(indent=2), table(indent=None), table().replace("\n", "\r\n")])
@@ -150,37 +165,17 @@ def test_only_retuned_rows_change(text: str) -> None:
     assert not VLLM.translate([result(64), result(80)], {NAME: new}).files, "written already"
 
 
-def test_a_row_that_says_the_same_in_other_words_stays() -> None:
-    given = {m: {"num_stages": 2, **row()} for m in LADDER} | {64: {"kpack": 1, **row()}}
-    del given[64]["num_stages"]
-    text = table(given)
-    same = [r.config for r in VLLM.read(Path(NAME), text, Defaults()) if r.problem.m == 64]
-    assert not VLLM.translate([result(64, same[0])], {NAME: text}).files
-
-
-def test_a_short_table_goes_on_serving_what_it_served() -> None:
-    """26 of the shipped tables have M from 2048 on alone; a result at M = 16 must not take what is below."""
-    text = table({m: row(16 + m) for m in (2048, 3072, 4096)})
-    (new,) = VLLM.translate([result(16)], {NAME: text}).files.values()
-    assert served(new, 16)["BLOCK_SIZE_M"] == 32
-    assert all(served(new, m) == served(text, m) for m in (1, 2, 4, 8, 11, 24, 512, 1500, 2600, 4096))
-
-
-@each(
-    ("other", "why"),
-    [
-        (result(64, winner="torch"), "torch won, which is not the server's kernel; vLLM runs what it runs today"),
-        (result(64, Config("stream_k", 64, 64, 64)), "stream_k__bm64__bn64__bk64__.* is not the server's kernel"),
-        (result(64, Config("tile", 64, 64, 64, split_k=2)), "more than a row holds"),
-        (result(64, Config("tile", 64, 64, 64, options=(("ahead", 1),))), "more than a row holds"),
-        (result(64, Config("tile", 64, 64, 256)), "takes 16, 32, 64, 128 of K at once"),
-    ],
+@cases(
+    (result(64, winner="torch"), "torch won, which is not the server's kernel; vLLM runs what it runs today"),
+    (result(64, Config("stream_k", 64, 64, 64)), "stream_k__bm64__bn64__bk64__.* is not the server's kernel"),
+    (result(64, Config("tile", 64, 64, 64, split_k=2)), "more than a row holds"),
+    (result(64, Config("tile", 64, 64, 64, options=(("ahead", 1),))), "more than a row holds"),
+    (result(64, Config("tile", 64, 64, 256)), "takes 16, 32, 64, 128 of K at once"),
 )
-def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str) -> None:
+def test_where_another_kernel_won_the_default_is_pinned(other: Record, why: str, /) -> None:
     written = VLLM.translate([other, result(1)], {})
     assert written.count == 1 and [record for record, _ in written.omitted] == [other]
-    assert re.search(why, written.omitted[0][1])
-    assert served(written.files[NAME], 64)["num_stages"] == 2
+    assert re.search(why, written.omitted[0][1]) and served(written.files[NAME], 64)["num_stages"] == 2
     assert not VLLM.translate([other], {NAME: table()}).files, "a row that is there stays"
 
 

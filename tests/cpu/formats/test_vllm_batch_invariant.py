@@ -9,7 +9,7 @@ import pytest
 from tests.cpu.contracts.test_format import SAMPLES
 from tests.support import foreign_rows
 from tests.support.foreign_rows import product
-from tests.support.nouns import Capsys, Config, Defaults, InputError, Record, each, load_target, registry
+from tests.support.nouns import Capsys, Config, Defaults, InputError, Record, cases, each, load_target, registry
 from tritongemm.cli import convert
 from tritongemm.formats import results_format
 from tritongemm.plugins.contracts import ServerFormat
@@ -61,22 +61,18 @@ def test_results_are_written_beside_what_is_there(module: str) -> None:
     ]  # fmt: skip
     other = TABLE.translate([result(64, deep)], {NAME: text}).files[NAME]
     assert tiles(other)[n, k] == {0: (64,), 64: (16, 64, 4, 4)}, "tiles of another depth are gone"
-    more = TABLE.translate([result(8)], {NAME: text}).files[NAME]
-    assert sorted(tiles(more)[n, k]) == [0, 1, 8, 64]
+    assert sorted(tiles(TABLE.translate([result(8)], {NAME: text}).files[NAME])[n, k]) == [0, 1, 8, 64]
 
 
-@each(
-    ("text", "complaint"),
-    [
-        ("x = ", "is not the text of a Python module"),
-        ("x = 1", "has no _BATCH_INVARIANT_MATMUL_TUNED_CONFIGS"),
-        ("\n_BATCH_INVARIANT_MATMUL_TUNED_CONFIGS = {1: {}}", "line 2: .* must be a dict of dicts"),
-        (MODULE.replace("(16, 128, 4, 3)", "(16, 128, 4)", 1), "a tile of block_m, block_n, num_warps and num_stages"),
-        (MODULE.replace("block_k=64", "block_k=open('x')", 1), "block_k must be a whole number"),
-        (MODULE.replace("(5, 6)", "(2, 3)"), r"row 2 \(line 11\) \(2, 3\) is there twice for hopper"),
-    ],
+@cases(
+    ("x = ", "is not the text of a Python module"),
+    ("x = 1", "has no _BATCH_INVARIANT_MATMUL_TUNED_CONFIGS"),
+    ("\n_BATCH_INVARIANT_MATMUL_TUNED_CONFIGS = {1: {}}", "line 2: .* must be a dict of dicts"),
+    (MODULE.replace("(16, 128, 4, 3)", "(16, 128, 4)", 1), "a tile of block_m, block_n, num_warps and num_stages"),
+    (MODULE.replace("block_k=64", "block_k=open('x')", 1), "block_k must be a whole number"),
+    (MODULE.replace("(5, 6)", "(2, 3)"), r"row 2 \(line 11\) \(2, 3\) is there twice for hopper"),
 )
-def test_a_damaged_module_is_named(text: str, complaint: str) -> None:
+def test_a_damaged_module_is_named(text: str, complaint: str, /) -> None:
     with pytest.raises(InputError, match=f"^{NAME}.*{complaint}"):
         TABLE.read(Path(NAME), text, Defaults())
 
@@ -87,8 +83,7 @@ def test_they_are_converted_and_searched(tmp_path: Path, capsys: Capsys) -> None
     words = [str(ours), "-o", str(module), "--to", TABLE.name]
     assert convert.main(words) == 2 and "name a copy of vLLM's" in capsys.readouterr().err
     module.write_text(MODULE)
-    assert convert.main(words) == 0
-    assert 16 in tiles(module.read_text())[product().n, product().k]
+    assert convert.main(words) == 0 and 16 in tiles(module.read_text())[product().n, product().k]
     sizes = TABLE.list_sizes(6144, 4096, Defaults.of("bf16", layout="TN"))
     assert [row.problem.m for row in sizes][::9] == [1, 2048]
     assert servers.server_format("vllm-invariant").limits("dense", load_target("sm90")).allow(CONFIG)

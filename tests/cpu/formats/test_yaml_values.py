@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.nouns import Defaults, InputError, each, results_format
+from tests.support.nouns import Defaults, InputError, apart, cases, results_format
 from tritongemm.formats import _yaml_values as values
 from tritongemm.formats._yaml_rows import flow
 from tritongemm.workloads import sizes
@@ -99,19 +99,16 @@ def test_a_file_of_rows_in_lines_is_read_as_one(some: list[str], ends: bool) -> 
 ROW = "{M: 1, N: 1, K: 1}"
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        (f"- {ROW}\n- {{M: {'[' * 300_000}\n", "row 2 (line 2) has lists and maps nested more than 100 deep (column "),
-        (f"- {ROW}\n- {{M: {'{a: ' * 300_000}\n", "row 2 (line 2) has lists and maps nested more than 100 deep (colu"),
-        (f"- {ROW}\n- {'[' * 1_000_000}\n", "rows.yaml has lists and maps nested more than 100 deep (line 2, column "),
-        (f"- {'- ' * 300_000}1\n", "rows.yaml has lists and maps nested more than 100 deep (line 1, column "),
-        (f"-\n  M: {'[' * 300_000}\n", "rows.yaml has lists and maps nested more than 100 deep (line 2, column "),
-        ("[" * 300_000, "rows.yaml has lists and maps nested more than 100 deep (line 1, column "),
-    ],
+@apart(
+    (f"- {ROW}\n- {{M: {'[' * 300_000}\n", "row 2 (line 2) has lists and maps nested more than 100 deep (column "),
+    (f"- {ROW}\n- {{M: {'{a: ' * 300_000}\n", "row 2 (line 2) has lists and maps nested more than 100 deep (colu"),
+    (f"- {ROW}\n- {'[' * 1_000_000}\n", "rows.yaml has lists and maps nested more than 100 deep (line 2, column "),
+    (f"- {'- ' * 300_000}1\n", "rows.yaml has lists and maps nested more than 100 deep (line 1, column "),
+    (f"-\n  M: {'[' * 300_000}\n", "rows.yaml has lists and maps nested more than 100 deep (line 2, column "),
+    ("[" * 300_000, "rows.yaml has lists and maps nested more than 100 deep (line 1, column "),
     ids=["lists", "maps", "a-row", "in-blocks", "a-value-in-blocks", "the-file"],
 )  # fmt: skip
-def test_lists_in_lists_do_not_take_the_stack(tmp_path: Path, text: str, complaint: str) -> None:
+def test_lists_in_lists_do_not_take_the_stack(text: str, complaint: str, /, tmp_path: Path) -> None:
     """It killed the interpreter: libyaml's composer calls itself for each."""
     path = tmp_path / "rows.yaml"
     path.write_text(text)
@@ -120,12 +117,19 @@ def test_lists_in_lists_do_not_take_the_stack(tmp_path: Path, text: str, complai
     assert complaint in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
-def test_a_hundred_lists_are_kept() -> None:
+def test_a_hundred_lists_are_kept_and_rows_in_block_style_cost_themselves() -> None:
     """Values that a newer version may write, in either way of reading."""
     deep = "[" * 98 + "1" + "]" * 98
     for text in (f"- {{'a': {deep}}}\n", f'- {{"a": {deep}}}\n'):
         (row,) = values.read_rows(text)
         assert not row.fault and json.dumps(row.value) == json.dumps({"a": json.loads(deep.replace("1", '"1"'))})
+    first, second = values.read_rows("-\n  M: 1\n  M: 2\n  N: [1, {a: 1, a: 2}]\n-\n  M: 3\n")
+    assert first.fault == "has M twice; keep one of them" and second.value == {"M": "3"} and second.line == 6
+    # Python makes no number of it.
+    line = results_format().write([]).strip() + "\n- {M: 1, N: 1, K: 1, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, "
+    line += f"BLOCK_SIZE_K: 16, target: sm90, time(us): 1.0, notes: {{x9: {'9' * 5000}, x8: .inf}}}}\n"
+    (read,) = results_format().read(HERE, line, Defaults())
+    assert read.record is not None and read.record.notes == {"x9": "9" * 5000, "x8": ".inf"}
 
 
 def test_aliases_do_not_take_the_memory() -> None:
@@ -140,31 +144,17 @@ def test_aliases_do_not_take_the_memory() -> None:
     assert row.fault == "has more than 10000 values"
 
 
-@each(
-    ("row", "fault"),
-    [
-        ("{a: 1, b: {c: 1, c: 2}}", "has b: c twice; keep one of them"),
-        (f"{{a: 1, ? {'b' * 600} : 2}}", f"has the key '{'b' * 100}…', of 600 characters; one has at most 500"),
-        ("{a: 1, ? [b] : 2}", "has a list as a key; a key is a name, such as M"),
-        ("{a: !!python/name:os.system 1}", "has '1' with the tag 'tag:yaml.org,2002:python/name:os.system'; leave the"),
-        ("{a: !!int x}", "has 'x' with the tag 'tag:yaml.org,2002:int'; leave the tag out"),
-        ("{a: 1", "is not YAML: "),
-        ("{a: 1} x", "is not YAML: "),
-        ("{a: '\x07'}", "is not YAML: unacceptable character"),
-    ],
+@cases(
+    ("{a: 1, b: {c: 1, c: 2}}", "has b: c twice; keep one of them"),
+    (f"{{a: 1, ? {'b' * 600} : 2}}", f"has the key '{'b' * 100}…', of 600 characters; one has at most 500"),
+    ("{a: 1, ? [b] : 2}", "has a list as a key; a key is a name, such as M"),
+    ("{a: !!python/name:os.system 1}", "has '1' with the tag 'tag:yaml.org,2002:python/name:os.system'; leave the"),
+    ("{a: !!int x}", "has 'x' with the tag 'tag:yaml.org,2002:int'; leave the tag out"),
+    ("{a: 1", "is not YAML: "),
+    ("{a: 1} x", "is not YAML: "),
+    ("{a: '\x07'}", "is not YAML: unacceptable character"),
 )
-def test_a_row_that_can_not_be_read_costs_itself(row: str, fault: str) -> None:
+def test_a_row_that_can_not_be_read_costs_itself(row: str, fault: str, /) -> None:
     before, found, after = values.read_rows(f"- {ROW}\n- {row}\n- {ROW}\n")
     assert not before.fault and not after.fault and before.value == after.value and after.line == 3
     assert found.fault.startswith(fault) and found.value is None and found.line == 2
-
-
-def test_a_row_in_block_style_costs_itself_too_and_a_note_of_digits_is_text() -> None:
-    text = "-\n  M: 1\n  M: 2\n  N: [1, {a: 1, a: 2}]\n-\n  M: 3\n"
-    first, second = values.read_rows(text)
-    assert first.fault == "has M twice; keep one of them" and second.value == {"M": "3"} and second.line == 6
-    # Python makes no number of it.
-    line = results_format().write([]).strip() + "\n- {M: 1, N: 1, K: 1, BLOCK_SIZE_M: 16, BLOCK_SIZE_N: 16, "
-    line += f"BLOCK_SIZE_K: 16, target: sm90, time(us): 1.0, notes: {{x9: {'9' * 5000}, x8: .inf}}}}\n"
-    (row,) = results_format().read(HERE, line, Defaults())
-    assert row.record is not None and row.record.notes == {"x9": "9" * 5000, "x8": ".inf"}

@@ -54,8 +54,7 @@ def test_a_call_of_two_kernels_is_repeated_elsewhere(nvidia: Opened, offsets: tu
         second.launch(stream)
 
     found = captured_launch.capture_launches(device, ("a", "c", "workspace"), queue)
-    assert found is not None
-    assert [k.address_slots for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
+    assert found is not None and [k.address_slots for k in found] == [{"c": ((0, 64),)}, {"workspace": ((0, 0),)}]
     kernels = [k.kernel for k in found if isinstance(k.kernel, Captured)]
     assert [(kernel.cluster, kernel.overlap, kernel.offsets) for kernel in kernels] == [
         ((1, 1, 1), False, offsets),
@@ -86,8 +85,7 @@ def test_memory_set_to_zero_is_part_of_a_call(nvidia: Opened) -> None:
         fill.launch(*SHAPE, block(at["c"], 4, 7), stream)
 
     found = captured_launch.capture_launches(device, ("c", "workspace"), queue)
-    assert found is not None
-    assert [k.address_slots for k in found] == [{"workspace": ((0, 32),)}, {"c": ((0, 0),)}]
+    assert found is not None and [k.address_slots for k in found] == [{"workspace": ((0, 32),)}, {"c": ((0, 0),)}]
     c, workspace = device.alloc(256), device.alloc(256)
     device.memset(workspace, 9, 256)
     prepared = captured_launch.prepare_captured(device, found)
@@ -218,7 +216,7 @@ class Recorder:
         self.calls.append(("fill", address, byte, nbytes, stream))
 
 
-def test_memory_is_filled_before_each_launch() -> None:
+def test_memory_is_filled_and_a_served_kernel_clears_its_c() -> None:
     device = Recorder()
     launch = ZeroedLaunch(device, (Buffer("c", 96),), lambda stream: device.calls.append(("launch", stream)))
     launch.set_address("c", 0x1000)
@@ -226,6 +224,13 @@ def test_memory_is_filled_before_each_launch() -> None:
     launch.set_address("c", 0x2000)
     launch(8)
     assert device.calls == [("fill", 0x1000, 0, 96, 7), ("launch", 7), ("fill", 0x2000, 0, 96, 8), ("launch", 8)]
+    device = Recorder()
+    plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (Param("pointer", "c"),), ())
+    for one in (plain, Launch(**{**plain.__dict__, "zeroed": (Buffer("c", 32),)})):
+        prepared = TunedKernel(one, FunctionStub(device)).prepare(device)  # type: ignore[arg-type]
+        prepared.set_address("c")(0x4000)
+        prepared.launch(3)
+    assert device.calls == [("launch", 0x4000, 3), ("fill", 0x4000, 0, 32, 3), ("launch", 0x4000, 3)]
 
 
 class PreparedStub:
@@ -247,16 +252,6 @@ class FunctionStub:
     def prepare(self, *arguments: object, **_: object) -> PreparedStub:
         (params,) = (a for a in arguments if isinstance(a, bytes))
         return PreparedStub(params, self._device)
-
-
-def test_a_served_kernel_clears_the_c_that_it_is_given() -> None:
-    device = Recorder()
-    plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (Param("pointer", "c"),), ())
-    for launch in (plain, Launch(**{**plain.__dict__, "zeroed": (Buffer("c", 32),)})):
-        prepared = TunedKernel(launch, FunctionStub(device)).prepare(device)  # type: ignore[arg-type]
-        prepared.set_address("c")(0x4000)
-        prepared.launch(3)
-    assert device.calls == [("launch", 0x4000, 3), ("fill", 0x4000, 0, 32, 3), ("launch", 0x4000, 3)]
 
 
 def test_a_measured_launch_clears_the_c_of_its_own_operands() -> None:
@@ -331,8 +326,7 @@ def test_no_two_streams_or_captures_share_memory(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_counters_start_as_zeros(stand_in_driver: StartDriver, vendor: str) -> None:
     library, opened = stand_in_driver(vendor)
-    device = opened.device()
-    pool = WorkspacePool(device, 1000, 300)
+    pool = WorkspacePool(opened.device(), 1000, 300)
     pairs = [pool.for_stream(stream) for stream in range(20)]  # more than are made at once
     assert len({address for pair in pairs for address in pair}) == 40
     assert all(ctypes.string_at(counters, pool.counter_bytes) == bytes(pool.counter_bytes) for _, counters in pairs)

@@ -16,7 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.support.counted_calls import count_calls
-from tests.support.nouns import Config, InputError, KernelBackend, Problem, each, load_target, registry
+from tests.support.nouns import Config, InputError, KernelBackend, Problem, cases, each, load_target, refuses, registry
+from tests.support.tables import apart, heavy
 from tritongemm.core.artifact import Artifact, LoopFacts
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.hip_ext.binaries import code_object
@@ -111,7 +112,7 @@ def parameters(cubin: Path) -> list[tuple[int, int]]:
 
 
 HEAVY = (("sm80", 32), ("sm90", 32))
-CUBINS = [("sm90", SPILLING["sm90"]), ("sm100", 32), *(pytest.param(*c, marks=pytest.mark.heavy) for c in HEAVY)]
+CUBINS = [("sm90", SPILLING["sm90"]), ("sm100", 32), *(heavy(*c) for c in HEAVY)]
 
 
 @pytest.mark.parametrize(("name", "size"), CUBINS)
@@ -147,7 +148,7 @@ def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [pytest.param("gfx942", 32, marks=pytest.mark.heavy), ("gfx942", SPILLING["gfx942"]), ("gfx950", 32)],
+    [heavy("gfx942", 32), ("gfx942", SPILLING["gfx942"]), ("gfx950", 32)],
 )
 def test_hsaco_figures_are_those_of_its_assembly(compiled: Compiled, name: str, size: int) -> None:
     made = compiled(name, size)
@@ -161,8 +162,7 @@ def test_hsaco_figures_are_those_of_its_assembly(compiled: Compiled, name: str, 
 
     assert code_object.arch(made.code) == name
     assert (kernel.symbol, kernel.wave_size, kernel.max_threads) == ("product", 64, 64)
-    assert kernel.registers == reported("vgpr_count")
-    assert kernel.spills == reported("private_segment_fixed_size")
+    assert kernel.registers == reported("vgpr_count") and kernel.spills == reported("private_segment_fixed_size")
     assert kernel.shared == reported("group_segment_fixed_size")
     assert kernel.kernarg_bytes == reported("kernarg_segment_size")
     visible = [a for a in kernel.args if not a.kind.startswith("hidden_")]
@@ -182,8 +182,7 @@ def test_reading_takes_few_calls(compiled: Compiled, name: str) -> None:
 def test_truncation_is_always_named(compiled: Compiled, name: str) -> None:
     code = compiled(name, 32).code
     for end in range(0, len(code), 97):
-        with pytest.raises(InputError, match=r"not an ELF|complete little-endian|truncated|section table"):
-            code_object.read(code[:end])
+        refuses(r"not an ELF|complete little-endian|truncated|section table", code_object.read, code[:end])
 
 
 @pytest.mark.parametrize("name", ["sm90", "gfx942"])
@@ -204,12 +203,10 @@ def test_damage_never_raises_anything_but_input_error(compiled: Compiled, name: 
 def test_foreign_files_are_refused_with_what_they_are(compiled: Compiled) -> None:
     with pytest.raises(InputError, match=r"not an ELF file, it starts with b'__CLANG_OFFLOAD"):
         code_object.read(b"__CLANG_OFFLOAD_BUNDLE__" + bytes(100))
-    with pytest.raises(InputError, match="ELF machine 62 is neither"):
-        code_object.read(Path("/proc/self/exe").read_bytes())
+    refuses("ELF machine 62 is neither", code_object.read, Path("/proc/self/exe").read_bytes())
     relabelled = bytearray(compiled("gfx942", 32).code)
     struct.pack_into("<I", relabelled, 48, 0x54F)
-    with pytest.raises(InputError, match=r"its target is gfx942, its machine number 0x4f"):
-        code_object.read(bytes(relabelled))
+    refuses(r"its target is gfx942, its machine number 0x4f", code_object.read, bytes(relabelled))
 
 
 TRITON = registry.get(KernelBackend, "triton")
@@ -229,20 +226,17 @@ def wait(left: int) -> str:
     return f"s_waitcnt vmcnt({left}) lgkmcnt(0)"
 
 
-@pytest.mark.parametrize(
-    ("steps", "drains", "ahead"),
-    [
-        ((wait(0), WIDE, WIDE, MATRIX), 1, 0.6),
-        ((wait(2), WIDE, WIDE, MATRIX), 0, 1.6),  # of three blocks, the last is left under way
-        ((wait(0), WIDE, WIDE, BYTE, MATRIX), 1, 0.5),  # what was loaded last empties the pipeline
-        ((wait(2), BYTE, WIDE, WIDE, MATRIX), 0, 0.83),  # what is loaded first does not
-        ((wait(3), "buffer_store_dword v1, v2, s[0:3]", WIDE, WIDE, MATRIX), 0, 1.5),  # stores count
-        ((WIDE, "s_waitcnt lgkmcnt(0)", MATRIX), 0, None),
-        (("s_wait_loadcnt 0x0", "buffer_load_b128 v[0:3]", "v_wmma_f32_x v[0:7]"), 1, 0.75),
-        (("s_wait_asynccnt 0x1", "global_load_async_to_lds_b128 v1", "buffer_load_b32 v", MATRIX), 0, 1.8),
-    ],
+@apart(
+    ((wait(0), WIDE, WIDE, MATRIX), 1, 0.6),
+    ((wait(2), WIDE, WIDE, MATRIX), 0, 1.6),  # of three blocks, the last is left under way
+    ((wait(0), WIDE, WIDE, BYTE, MATRIX), 1, 0.5),  # what was loaded last empties the pipeline
+    ((wait(2), BYTE, WIDE, WIDE, MATRIX), 0, 0.83),  # what is loaded first does not
+    ((wait(3), "buffer_store_dword v1, v2, s[0:3]", WIDE, WIDE, MATRIX), 0, 1.5),  # stores count
+    ((WIDE, "s_waitcnt lgkmcnt(0)", MATRIX), 0, None),
+    (("s_wait_loadcnt 0x0", "buffer_load_b128 v[0:3]", "v_wmma_f32_x v[0:7]"), 1, 0.75),
+    (("s_wait_asynccnt 0x1", "global_load_async_to_lds_b128 v1", "buffer_load_b32 v", MATRIX), 0, 1.8),
 )
-def test_waits_are_followed_over_iterations(steps: tuple[str, ...], drains: int, ahead: float | None) -> None:
+def test_waits_are_followed_over_iterations(steps: tuple[str, ...], drains: int, ahead: float | None, /) -> None:
     found = loop(*steps)
     assert found and found.ahead == (None if ahead is None else pytest.approx(ahead, abs=0.01))
     assert (found.drains, found.instructions, found.matrix) == (drains, len(steps) + 1, 1)
@@ -271,26 +265,22 @@ def test_the_main_loop_is_an_inner_one_that_is_a_loop() -> None:
     assert found and (found.loads, found.matrix) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    ("arch", "config", "counted"),
-    [
-        pytest.param("gfx90a", Config("tile", 64, 64, 64, num_warps=4), True, marks=pytest.mark.heavy),
-        ("gfx942", Config("tile", 64, 64, 64, num_warps=4), True),
-        ("gfx950", Config("tile", 64, 64, 64, num_warps=4, num_stages=3), True),
-        pytest.param("gfx1100", Config("tile", 64, 64, 32, num_warps=4), True, marks=pytest.mark.heavy),
-        pytest.param("sm80", Config("tile", 64, 64, 64, num_warps=4, num_stages=3), True, marks=pytest.mark.heavy),
-        ("sm90", Config("tma", 64, 64, 64, num_warps=4, num_stages=3), False),
-        ("sm100", Config("tma", 128, 64, 64, num_warps=4, num_stages=3), False),
-    ],
+@apart(
+    heavy("gfx90a", Config("tile", 64, 64, 64, num_warps=4), True),
+    ("gfx942", Config("tile", 64, 64, 64, num_warps=4), True),
+    ("gfx950", Config("tile", 64, 64, 64, num_warps=4, num_stages=3), True),
+    heavy("gfx1100", Config("tile", 64, 64, 32, num_warps=4), True),
+    heavy("sm80", Config("tile", 64, 64, 64, num_warps=4, num_stages=3), True),
+    ("sm90", Config("tma", 64, 64, 64, num_warps=4, num_stages=3), False),
+    ("sm100", Config("tma", 128, 64, 64, num_warps=4, num_stages=3), False),
     ids=str,
 )
-def test_every_kind_of_target_is_measured(arch: str, config: Config, counted: bool) -> None:
+def test_every_kind_of_target_is_measured(arch: str, config: Config, counted: bool, /) -> None:
     """Others are compiled in search_spaces/test_target_files.py. No wait counts loads of NVIDIA's copy engine."""
     built = compiled_loop(arch, config, "bf16", 64, 64)
     assert built.loop and 2 <= built.loop.instructions / built.loop.matrix < 60
     assert built.loop.loads >= 2 and built.loop.narrow == 0 and not built.loop.spilled
-    assert (built.loop.ahead is not None) is counted
-    assert Artifact.from_json(built.to_json()) == built
+    assert (built.loop.ahead is not None) is counted and Artifact.from_json(built.to_json()) == built
 
 
 def problem_of(dtype: str, m: int, n: int, **given: Any) -> Problem:
@@ -344,37 +334,34 @@ def assembly(*steps: str) -> str:
     return "\t.text\nkernel:    ; @kernel\n" + "\n".join(lines) + "\n\t.section\t.rodata\n"
 
 
-@each(
-    ("steps", "lost"),
-    [
-        ((STORE, MEET), True),
-        ((MEET, STORE), False),
-        ((STORE, ALL, MEET), False),
-        ((STORE, "s_waitcnt vmcnt(0)", "s_barrier"), True),
-        ((STORE, "s_waitcnt vmcnt(0) lgkmcnt(0)", "s_barrier"), False),
-        ((STORE, "s_barrier"), False),  # waves take turns
-        ((STORE, "s_waitcnt vmcnt(0)", "v_nop", "s_barrier"), False),
-        ((STORE, NOTHING, ALL, "s_barrier"), False),
-        (("ds_add_u32 v1, v2", MEET), True),
-        # A wait that leaves some under way, after this many loads or more, or after fewer.
-        ((STORE, LOAD, LOAD, "s_waitcnt lgkmcnt(2)", MEET), False),
-        ((STORE, LOAD, "s_waitcnt lgkmcnt(2)", MEET), True),
-        ((STORE, LOAD, STORE, "s_waitcnt vmcnt(3) lgkmcnt(1)", MEET), True),
-        ((STORE, *[LOAD] * 40, NOTHING, MEET), True),
-        ((STORE, "s_load_dwordx4 s[0:3], s[4:5], 0x0", "s_waitcnt lgkmcnt(1)", MEET), True),  # it may end first
-        # A loop: the wait before it is not that of its back edge.
-        ((STORE, ALL, ".LBB0_1:", MEET, LOAD, STORE, "s_cbranch_scc1 .LBB0_1"), True),
-        ((STORE, ALL, ".LBB0_1:", MEET, LOAD, STORE, ALL, "s_cbranch_scc1 .LBB0_1"), False),
-        ((".LBB0_1:", MEET, STORE, "s_cbranch_scc0 .LBB0_2", ALL, "s_branch .LBB0_1", ".LBB0_2:"), False),
-        # Two paths that meet at the barrier: one waits, both wait, or the other has nothing to wait for.
-        ((STORE, "s_cbranch_vccz .LBB0_1", ALL, ".LBB0_1:", MEET), True),
-        ((STORE, "s_cbranch_vccz .LBB0_1", ALL, "s_branch .LBB0_2", ".LBB0_1:", ALL, ".LBB0_2:", MEET), False),
-        (("s_cbranch_vccz .LBB0_1", STORE, ALL, ".LBB0_1:", MEET), False),
-        (("s_cbranch_vccz .LBB0_1", STORE, LOAD, LOAD, ".LBB0_1:", "s_waitcnt lgkmcnt(2)", MEET), False),
-        # What comes after the program's end, or a jump, is not reached from there.
-        ((STORE, "s_endpgm", ".LBB0_1:", MEET), False),
-        ((STORE, "s_branch .LBB0_1", MEET, ".LBB0_1:", ALL), False),
-    ],
+@cases(
+    ((STORE, MEET), True),
+    ((MEET, STORE), False),
+    ((STORE, ALL, MEET), False),
+    ((STORE, "s_waitcnt vmcnt(0)", "s_barrier"), True),
+    ((STORE, "s_waitcnt vmcnt(0) lgkmcnt(0)", "s_barrier"), False),
+    ((STORE, "s_barrier"), False),  # waves take turns
+    ((STORE, "s_waitcnt vmcnt(0)", "v_nop", "s_barrier"), False),
+    ((STORE, NOTHING, ALL, "s_barrier"), False),
+    (("ds_add_u32 v1, v2", MEET), True),
+    # A wait that leaves some under way, after this many loads or more, or after fewer.
+    ((STORE, LOAD, LOAD, "s_waitcnt lgkmcnt(2)", MEET), False),
+    ((STORE, LOAD, "s_waitcnt lgkmcnt(2)", MEET), True),
+    ((STORE, LOAD, STORE, "s_waitcnt vmcnt(3) lgkmcnt(1)", MEET), True),
+    ((STORE, *[LOAD] * 40, NOTHING, MEET), True),
+    ((STORE, "s_load_dwordx4 s[0:3], s[4:5], 0x0", "s_waitcnt lgkmcnt(1)", MEET), True),  # it may end first
+    # A loop: the wait before it is not that of its back edge.
+    ((STORE, ALL, ".LBB0_1:", MEET, LOAD, STORE, "s_cbranch_scc1 .LBB0_1"), True),
+    ((STORE, ALL, ".LBB0_1:", MEET, LOAD, STORE, ALL, "s_cbranch_scc1 .LBB0_1"), False),
+    ((".LBB0_1:", MEET, STORE, "s_cbranch_scc0 .LBB0_2", ALL, "s_branch .LBB0_1", ".LBB0_2:"), False),
+    # Two paths that meet at the barrier: one waits, both wait, or the other has nothing to wait for.
+    ((STORE, "s_cbranch_vccz .LBB0_1", ALL, ".LBB0_1:", MEET), True),
+    ((STORE, "s_cbranch_vccz .LBB0_1", ALL, "s_branch .LBB0_2", ".LBB0_1:", ALL, ".LBB0_2:", MEET), False),
+    (("s_cbranch_vccz .LBB0_1", STORE, ALL, ".LBB0_1:", MEET), False),
+    (("s_cbranch_vccz .LBB0_1", STORE, LOAD, LOAD, ".LBB0_1:", "s_waitcnt lgkmcnt(2)", MEET), False),
+    # What comes after the program's end, or a jump, is not reached from there.
+    ((STORE, "s_endpgm", ".LBB0_1:", MEET), False),
+    ((STORE, "s_branch .LBB0_1", MEET, ".LBB0_1:", ALL), False),
 )  # fmt: skip
-def test_stores_that_may_be_under_way_at_a_barrier(steps: tuple[str, ...], lost: bool) -> None:
+def test_stores_that_may_be_under_way_at_a_barrier(steps: tuple[str, ...], lost: bool, /) -> None:
     assert loses_a_wait(assembly(*steps)) == lost

@@ -31,13 +31,21 @@ def tracer(library: ctypes.CDLL) -> cupti.CuptiTracer:
     return cupti.CuptiTracer(library)
 
 
-def test_memory_operations_are_part_of_a_trace(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
+def test_memory_operations_and_more_records_than_a_buffer_are_in_a_trace(
+    library: ctypes.CDLL, tracer: cupti.CuptiTracer
+) -> None:
     library.fake_memset(500, 600, 1)
     with traced(tracer) as trace:
         library.fake_launch(b"gemm", 3000, 3500, 9)
         library.fake_memset(2000, 2100, 8)
         library.fake_memcpy(4000, 4100, 10)
     assert trace.records(["memset", "gemm", "memcpy"])[2] == KernelRecord("memcpy", 4000, 4100)
+    with traced(tracer) as trace:
+        for index in range(20_000):
+            if index % 4000 == 3999:
+                tracer.flush()
+            library.fake_launch(b"k", 2000 + index, 2001 + index, index)
+    assert [r.start_ns for r in trace.records(20_000)] == list(range(2000, 22_000))
 
 
 def test_each_trace_has_its_own_records(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
@@ -65,15 +73,6 @@ def test_a_profiler_that_is_refused_is_refused_each_time(library: ctypes.CDLL, t
     with traced(tracer) as trace:
         library.fake_launch(b"inside", 2200, 2300, 1)
     assert len(trace.records(1)) == 1
-
-
-def test_more_records_than_a_buffer_holds_are_kept(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
-    with traced(tracer) as trace:
-        for index in range(20_000):
-            if index % 4000 == 3999:
-                tracer.flush()
-            library.fake_launch(b"k", 2000 + index, 2001 + index, index)
-    assert [r.start_ns for r in trace.records(20_000)] == list(range(2000, 22_000))
 
 
 def test_what_cannot_be_used_is_unavailable(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support import raising
 from tests.support.counted_calls import count_calls
-from tritongemm.core.errors import DriverError, InputError, TargetError, UnavailableError
+from tests.support.refusals import fails, refuses
+from tritongemm.core.errors import DriverError, TargetError, UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
 
@@ -124,8 +125,7 @@ def test_using_a_device_makes_it_current_for_the_thread(fake: Fake, vendor: str)
     assert number(library, "fake_current") == 0
     second.stream()
     assert number(library, "fake_current") == 1
-    with pytest.raises(TargetError, match=f"no {vendor} device 2; there are 2"):
-        opened.device(2)
+    fails(TargetError, f"no {vendor} device 2; there are 2", opened.device, 2)
 
 
 @BOTH
@@ -168,10 +168,8 @@ def test_prepared_launch_is_patched_in_place_and_cheap(fake: Fake, vendor: str, 
     prepared.set_bytes(0, struct.pack("<Q", second))
     prepared.set_bytes(12, struct.pack("<i", 2))
     prepared.launch(7)
-    assert ints(ctypes.string_at(first, 16)) == {1}
-    assert ints(ctypes.string_at(second, 16)) == {2}
-    with pytest.raises(ValueError, match="8 bytes at 12 overrun a parameter block of 16"):
-        prepared.set_bytes(12, bytes(8))
+    assert ints(ctypes.string_at(first, 16)) == {1} and ints(ctypes.string_at(second, 16)) == {2}
+    fails(ValueError, "8 bytes at 12 overrun a parameter block of 16", prepared.set_bytes, 12, bytes(8))
 
     def once() -> None:
         prepared.set_bytes(0, struct.pack("<Q", first))
@@ -225,8 +223,7 @@ def test_what_amd_does_not_have_is_said(fake: Fake) -> None:
     device = fake[1].device()
     with pytest.raises(UnavailableError, match="fill wants clusters of 2"):
         device.load(CODE).function("fill").launch((2, 1, 1), (64, 1, 1), 0, block(0, 0, 0), cluster=2)
-    with pytest.raises(UnavailableError, match="tensor maps need an NVIDIA driver"):
-        device.tensor_map(0, 6, 2, (8, 8), 8, (8, 8), 0)
+    fails(UnavailableError, "tensor maps need an NVIDIA driver", device.tensor_map, 0, 6, 2, (8, 8), 8, (8, 8), 0)
 
 
 @BOTH
@@ -245,8 +242,7 @@ def test_capture_records_and_the_graph_replays(fake: Fake, vendor: str) -> None:
     assert ints(ctypes.string_at(address, 16)) == {4, 5}
     graph.destroy()
     device.begin_capture(stream.handle)
-    with pytest.raises(DriverError, match="EndCapture failed"):
-        device.end_capture(stream.handle)
+    fails(DriverError, "EndCapture failed", device.end_capture, stream.handle)
 
 
 @BOTH
@@ -284,8 +280,7 @@ def test_code_stays_where_a_profiler_needs_it(fake: Fake, vendor: str) -> None:
 def test_refusals_carry_call_code_name_and_text(fake: Fake, vendor: str) -> None:
     library, opened = fake
     device = opened.device()
-    with pytest.raises(DriverError, match="ModuleLoadData failed"):
-        device.load(b"not a code object")
+    fails(DriverError, "ModuleLoadData failed", device.load, b"not a code object")
     function = device.load(CODE).function("fill")
     with pytest.raises(DriverError, match="in words") as caught:
         function.launch((1, 1, 1), (2048, 1, 1), 0, block(0, 0, 0))
@@ -297,8 +292,7 @@ def test_refusals_carry_call_code_name_and_text(fake: Fake, vendor: str) -> None
     with pytest.raises(DriverError, match=r"ModuleGetFunction failed: (CUDA_ERROR_NOT_FOUND|hipErrorNotFound)"):
         device.load(CODE).function("absent")
     ctypes.c_int.in_dll(library, "fake_broken").value = 700
-    with pytest.raises(DriverError, match=r"Synchronize failed.*700"):
-        device.synchronize()
+    fails(DriverError, r"Synchronize failed.*700", device.synchronize)
 
 
 @pytest.mark.parametrize("vendor", ["nvidia"])
@@ -318,18 +312,15 @@ def test_tensor_map_is_encoded_as_the_driver_wants_it(fake: Fake) -> None:
     ctypes.c_int.in_dll(library, "fake_version").value = 13000
     assert facts(16, 6, 2, (1000, 300), 304, (128, 64), 3)[1] == 1 << 21
     assert facts(16, 6, 2, (100, 300), 304, (128, 64), 3)[1] == 0  # under 128 KiB an old driver's flag goes
-    with pytest.raises(InputError, match="multiples of 16 bytes, not 0x8 and 304 x 2"):
-        facts(8, 6, 2, (100, 300), 304, (128, 64), 3)
-    with pytest.raises(DriverError, match="cuTensorMapEncodeTiled failed"):
-        facts(16, 6, 2, (100, 300), 304, (128, 512), 3)
+    refuses("multiples of 16 bytes, not 0x8 and 304 x 2", facts, 8, 6, 2, (100, 300), 304, (128, 64), 3)
+    fails(DriverError, "cuTensorMapEncodeTiled failed", facts, 16, 6, 2, (100, 300), 304, (128, 512), 3)
 
 
 @BOTH
 def test_a_driver_without_devices_or_calls_says_so(fake: Fake, vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library, _ = fake
     ctypes.c_int.in_dll(library, "fake_devices").value = 0
-    with pytest.raises(UnavailableError, match=r"finds no usable GPU: (cuInit|hipInit) failed"):
-        driver.open_driver.__wrapped__(vendor)
+    fails(UnavailableError, r"finds no usable GPU: (cuInit|hipInit) failed", driver.open_driver.__wrapped__, vendor)
     empty = ctypes.CDLL(None)
     monkeypatch.setattr(libraries, "load", lambda *_: empty)
     with pytest.raises(UnavailableError, match=r"has no (cuInit|hipInit); a newer driver is needed"):

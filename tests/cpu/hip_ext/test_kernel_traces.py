@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.refusals import fails
+from tests.support.tables import apart
 from tests.support.timers import PROFILERS, Playback, poke, stand_in, traced
 from tritongemm.hip_ext.profilers.cupti import CuptiTracer
 from tritongemm.hip_ext.profilers.rocprofiler import RocprofilerTracer
@@ -40,31 +42,34 @@ def profiler(request: pytest.FixtureRequest, profilers: Path, tmp_path: Path) ->
     return Traced(library, lambda: traced(tracer), player.record, request.param == "cupti")
 
 
-def test_records_come_in_launch_order_with_names_and_times(profiler: Traced) -> None:
+def test_records_come_in_launch_order_and_traces_do_not_nest(profiler: Traced) -> None:
     with profiler.trace() as trace:
         profiler.launch("second", 8, 3000, 3500)
         profiler.launch("first", 7, 2000, 2600)
     records = trace.records(["first", "second"])
     assert records == [KernelRecord("first", 2000, 2600), KernelRecord("second", 3000, 3500)]
     assert records[0].seconds == pytest.approx(600e-9) and trace.records(2) == trace.records() == records
+    with profiler.trace() as trace:
+        fails(TraceError, "after the with block", trace.records)
+        with pytest.raises(TraceError, match="another one is open"), profiler.trace():
+            pass
+    with pytest.raises(ZeroDivisionError), profiler.trace():
+        raise ZeroDivisionError
+    assert len(profiler.traced().records(1)) == 1
 
 
-@pytest.mark.parametrize(
-    ("expected", "message"),
-    [
-        (3, "3 launches, but 2 records"),
-        (1, "1 launches, but 2 records"),
-        (["a"], "1 launches, but 2 records"),
-        (["a", "c"], "launch 1 was c, its record says b"),
-        (["b", "a"], "launch 0 was b, its record says a"),
-    ],
+@apart(
+    (3, "3 launches, but 2 records"),
+    (1, "1 launches, but 2 records"),
+    (["a"], "1 launches, but 2 records"),
+    (["a", "c"], "launch 1 was c, its record says b"),
+    (["b", "a"], "launch 0 was b, its record says a"),
 )
-def test_records_of_other_launches_are_refused(profiler: Traced, expected: int | list[str], message: str) -> None:
+def test_records_of_other_launches_are_refused(expected: int | list[str], message: str, /, profiler: Traced) -> None:
     with profiler.trace() as trace:
         profiler.launch("a", 1, 2000, 2100)
         profiler.launch("b", 2, 2200, 2300)
-    with pytest.raises(TraceError, match=message):
-        trace.records(expected, timeout=0.01)
+    fails(TraceError, message, trace.records, expected, timeout=0.01)
 
 
 def test_dropped_and_incomplete_records_spoil_their_trace_alone(profiler: Traced) -> None:
@@ -80,22 +85,9 @@ def test_dropped_and_incomplete_records_spoil_their_trace_alone(profiler: Traced
 def test_late_records_are_waited_for_and_never_taken_for_others(profiler: Traced) -> None:
     assert len(profiler.traced(hold=3).records(1)) == 1
     late = profiler.traced(3000, 3100, hold=10_000)
-    with pytest.raises(TraceError, match="1 launches, but 0 records"):
-        late.records(1, timeout=0.02)
+    fails(TraceError, "1 launches, but 0 records", late.records, 1, timeout=0.02)
     poke(profiler.library, "time", 4000)
     with profiler.trace() as trace:  # still held back when this one starts
         poke(profiler.library, "hold", 0)
-    with pytest.raises(TraceError, match="1 records of launches before this trace"):
-        trace.records()
+    fails(TraceError, "1 records of launches before this trace", trace.records)
     assert [r.start_ns for r in profiler.traced(5000, 5100).records(1)] == [5000]
-
-
-def test_traces_do_not_nest_and_close_on_errors(profiler: Traced) -> None:
-    with profiler.trace() as trace:
-        with pytest.raises(TraceError, match="after the with block"):
-            trace.records()
-        with pytest.raises(TraceError, match="another one is open"), profiler.trace():
-            pass
-    with pytest.raises(ZeroDivisionError), profiler.trace():
-        raise ZeroDivisionError
-    assert len(profiler.traced().records(1)) == 1

@@ -36,8 +36,7 @@ def test_a_loaded_library_is_found_before_any_other(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", str(tmp_path / "empty.c"), "-o", str(path)], check=True, timeout=60)
     loaded = ctypes.CDLL(str(path))
     assert libraries.mapped("libloadedonce.so") == path
-    again = libraries.load("it", ("libloadedonce.so.1",))
-    assert again._handle == loaded._handle
+    assert libraries.load("it", ("libloadedonce.so.1",))._handle == loaded._handle
     assert libraries.mapped("libneverloaded.so") is None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Patch, Problem, Target, TargetError, each
+from tests.support.nouns import Patch, Problem, Target, TargetError, apart, each
 from tritongemm.cli import tune
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
@@ -60,23 +60,20 @@ def test_the_machine_corrects_the_target(two_gpus: None) -> None:
 ON_THE_GPU, ELSEWHERE = "--profiler events", "--target gfx942"
 
 
-@pytest.mark.parametrize(
-    ("words", "strategy", "budget", "seconds"),
-    [
-        (ON_THE_GPU, "guided", 0, 0.0),
-        (f"{ON_THE_GPU} --budget 7", "guided", 7, 0.0),
-        (f"{ON_THE_GPU} --budget 1.5s", "guided", 0, 1.5),
-        (f"{ON_THE_GPU} --strategy guided --generate_only", "guided", 0, 0.0),
-        (f"{ON_THE_GPU} --compile_only", "exhaustive", 64, 0.0),
-        (ELSEWHERE, "exhaustive", 64, 0.0),
-        (f"{ELSEWHERE} --budget 0", "exhaustive", 0, 0.0),
-        (f"{ELSEWHERE} --budget 90s", "exhaustive", 0, 90.0),
-        (f"{ELSEWHERE} --strategy exhaustive", "exhaustive", 0, 0.0),
-        (f"{ELSEWHERE} --generate_only", "exhaustive", 0, 0.0),
-    ],
+@apart(
+    (ON_THE_GPU, "guided", 0, 0.0),
+    (f"{ON_THE_GPU} --budget 7", "guided", 7, 0.0),
+    (f"{ON_THE_GPU} --budget 1.5s", "guided", 0, 1.5),
+    (f"{ON_THE_GPU} --strategy guided --generate_only", "guided", 0, 0.0),
+    (f"{ON_THE_GPU} --compile_only", "exhaustive", 64, 0.0),
+    (ELSEWHERE, "exhaustive", 64, 0.0),
+    (f"{ELSEWHERE} --budget 0", "exhaustive", 0, 0.0),
+    (f"{ELSEWHERE} --budget 90s", "exhaustive", 0, 90.0),
+    (f"{ELSEWHERE} --strategy exhaustive", "exhaustive", 0, 0.0),
+    (f"{ELSEWHERE} --generate_only", "exhaustive", 0, 0.0),
 )
 def test_what_is_tried(
-    two_gpus: None, tmp_path: Path, monkeypatch: Patch, words: str, strategy: str, budget: int, seconds: float
+    words: str, strategy: str, budget: int, seconds: float, /, two_gpus: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """A guided search where something is timed; else the best predicted, of which a user may have more or all."""
     plans: list[TuningOptions] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import triton
 
+from tests.support.refusals import fails
 from tests.support.timers import poke, stand_in, traced
 from tritongemm.core.errors import UnavailableError
 from tritongemm.hip_ext import libraries
@@ -107,13 +108,16 @@ def test_the_life_of_a_process(library: ctypes.CDLL, tracer: RocprofilerTracer) 
     assert tracer._names == {3: "gemm", 4: "reduce"}
 
 
-def test_a_kernel_whose_loading_was_never_reported_has_no_name(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
+def test_malformed_records_and_kernels_without_names(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
     load(library, b"a.kd", 1)
     with traced(tracer) as trace:
         library.fake_launch(1, 5, 2000, 2100)
         library.fake_launch(9, 6, 2200, 2300)
-    with pytest.raises(TraceError, match="launch 1 was unseen, its record says nothing"):
-        trace.records(["a", "unseen"], timeout=0.01)
+    fails(TraceError, "launch 1 was unseen, its record says nothing", trace.records, ["a", "unseen"], timeout=0.01)
+    poke(library, "broken_size", 40)
+    with traced(tracer) as trace:
+        library.fake_launch(1, 1, 2000, 2100)
+    fails(TraceError, "a dispatch record of 40 bytes", trace.records)
 
 
 def test_dropped_records_spoil_their_trace_and_no_later_one(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
@@ -121,25 +125,15 @@ def test_dropped_records_spoil_their_trace_and_no_later_one(library: ctypes.CDLL
         poke(library, "dropped", dropped)
         with traced(tracer) as trace:
             library.fake_launch(1, 1, 2000, 2100)
-        with pytest.raises(TraceError, match=message):
-            trace.records(1)
+        fails(TraceError, message, trace.records, 1)
     with traced(tracer) as trace:  # the SDK's count never goes back
         library.fake_launch(1, 2, 2000, 2100)
     assert len(trace.records(1)) == 1
 
 
-def test_malformed_records_are_refused(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
-    poke(library, "broken_size", 40)
-    with traced(tracer) as trace:
-        library.fake_launch(1, 1, 2000, 2100)
-    with pytest.raises(TraceError, match="a dispatch record of 40 bytes"):
-        trace.records()
-
-
 def test_locked_configuration_has_its_own_error(library: ctypes.CDLL) -> None:
     poke(library, "initialized", 1)
-    with pytest.raises(ConfigurationLockedError, match="configured already: the GPU was used before"):
-        RocprofilerTracer(library)
+    fails(ConfigurationLockedError, "configured already: the GPU was used before", RocprofilerTracer, library)
 
 
 @pytest.mark.parametrize("number", [15, 16])
@@ -160,19 +154,15 @@ def test_one_process_registers_once(library: ctypes.CDLL, tracer: RocprofilerTra
 
 def test_an_sdk_that_is_unknown_or_silent_is_unavailable(library: ctypes.CDLL) -> None:
     poke(library, "mute", 1)
-    with pytest.raises(UnavailableError, match="did not call this process's tool back"):
-        RocprofilerTracer(library)
+    fails(UnavailableError, "did not call this process's tool back", RocprofilerTracer, library)
     poke(library, "major", 2)
-    with pytest.raises(UnavailableError, match=r"is version \(2, 5, 0\); known are 0.x and 1.x"):
-        RocprofilerTracer(library)
+    fails(UnavailableError, r"is version \(2, 5, 0\); known are 0.x and 1.x", RocprofilerTracer, library)
 
 
 def test_configure_wants_hip_and_hsa_loaded_first(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL) -> None:
-    with pytest.raises(UnavailableError, match="HIP runtime"):
-        rocprofiler.configure.__wrapped__()
+    fails(UnavailableError, "HIP runtime", rocprofiler.configure.__wrapped__)
     monkeypatch.setattr(symbols, "bind", lambda vendor: None)
-    with pytest.raises(UnavailableError, match="brought no libhsa-runtime64"):
-        rocprofiler.configure.__wrapped__()
+    fails(UnavailableError, "brought no libhsa-runtime64", rocprofiler.configure.__wrapped__)
     monkeypatch.setattr(libraries, "mapped", lambda stem: Path("/lib") / stem)
     monkeypatch.setattr(libraries, "load", lambda *_: library)
     monkeypatch.setattr(atexit, "register", lambda function: None)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support.nouns import Family, InputError, each, registry
+from tests.support.nouns import Family, each, refuses, registry
 from tests.support.products import product
 from tritongemm.integrations import aiter, aiter_scaled
 from tritongemm.integrations.aiter import fused_moe, tgemm
@@ -91,9 +91,15 @@ def test_they_compute_what_ours_do(name: str) -> None:
     assert (theirs.data_ptr() in memory) == gives_memory
 
 
-def test_results_are_not_scaled() -> None:
-    with pytest.raises(InputError, match=r"^scale_c: results are not scaled"):
-        tgemm.mm(Q, V, scale_a=TWO, scale_c=TWO)
+def test_results_are_not_scaled_and_parameters_are_aiters() -> None:
+    refuses(r"^scale_c: results are not scaled", tgemm.mm, Q, V, scale_a=TWO, scale_c=TWO)
+    real = _signatures()
+    if not real:
+        pytest.skip("AITER is not installed")
+    for name in ("gemm_a8w8", "gemm_a8w8_CK", "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale", "gemm_a4w4"):
+        code = getattr(aiter_scaled, name).__code__
+        ours = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        assert {*real[name]} - {"global_A_scale", "global_B_scale"} <= {*ours}, name
 
 
 def test_importing_them_brings_no_torch() -> None:
@@ -120,11 +126,9 @@ def test_a_mixture_with_aiters_further_arguments() -> None:
         assert torch.equal(found, tritongemm.fused_moe(*given, "silu", *wide))
     others: tuple[dict[str, Any], ...] = ({"a1_scale": TWO}, {"bias1": BIAS}, {"dtype": torch.half}, {"hidden_pad": 8})
     for other in others:
-        with pytest.raises(InputError, match=f"{next(iter(other))} is not served"):
-            layer(**named, **other)
+        refuses(f"{next(iter(other))} is not served", layer, **named, **other)
     w1.is_shuffled = True
-    with pytest.raises(InputError, match="w1 is shuffled"):
-        layer(**named)
+    refuses("w1 is shuffled", layer, **named)
 
 
 class Activation(IntEnum):
@@ -141,14 +145,11 @@ def test_a_mixture_is_called_as_aiter_calls_its_own() -> None:
     wanted = tritongemm.fused_moe(*given, ids, "gelu")
     after: tuple[Any, ...] = (None, 0, False, None, None, None, None, None, None, 0, torch.float32, 0, 0, None, None)
     assert torch.equal(fused_moe(*given, ids, activation="ActivationType.Gelu"), wanted)
-    with pytest.raises(InputError, match="doweight_stage1"):
-        fused_moe(*given, ids, doweight_stage1=True)
+    refuses("doweight_stage1", fused_moe, *given, ids, doweight_stage1=True)
     for activation in (Activation.Gelu, 1, "gelu"):
         assert torch.equal(fused_moe(*given, ids, None, activation, *after[1:]), wanted)
-    with pytest.raises(InputError, match="bias2 is not served"):
-        fused_moe(*given, ids, None, 1, *after[1:-1], torch.ones(3, 128))
-    with pytest.raises(InputError, match="activation is '2'"):
-        fused_moe(*given, ids, None, 2)
+    refuses("bias2 is not served", fused_moe, *given, ids, None, 1, *after[1:-1], torch.ones(3, 128))
+    refuses("activation is '2'", fused_moe, *given, ids, None, 2)
     with pytest.raises(TypeError, match="22 arguments are given; AITER's fused_moe has 21"):
         fused_moe(*given, ids, None, 1, *after[1:], None)
 
@@ -172,8 +173,7 @@ def test_fp4(variant: str) -> None:
     given = operands["a"], operands["b"].t(), padded, operands["scale_b"], out
     assert aiter.gemm_a4w4(*given, bpreshuffle=variant == "a4w4_bpreshuffle") is out
     assert verify.deviation(out[:33], exact) < 0.01 and bool((out[33:] == 7).all())
-    with pytest.raises(InputError, match="beta 1"):
-        aiter.gemm_a4w4(*given, beta=1.0)
+    refuses("beta 1", aiter.gemm_a4w4, *given, beta=1.0)
     assert registry.get(ScaleLayout, "e8m0_32x8").unpack(padded).shape == padded.shape
     # Newer AITER gives new memory, for activations of any dimensions, and has a bias in that place.
     bias, shuffles = torch.ones(1, 64), variant == "a4w4_bpreshuffle"
@@ -182,8 +182,7 @@ def test_fp4(variant: str) -> None:
     assert verify.deviation(newer.view(33, 64), exact + 1) < 0.01
     older = aiter.gemm_a4w4(*given, torch.ones(64), 1.0, 0.0, shuffles)
     assert older is out and verify.deviation(out[:33], exact + 1) < 0.01
-    with pytest.raises(InputError, match="apreshuffle True"):
-        aiter.gemm_a4w4(*given[:4], apreshuffle=True)
+    refuses("apreshuffle True", aiter.gemm_a4w4, *given[:4], apreshuffle=True)
 
 
 def test_memory_for_one_row_is_distinguished_from_a_bias_or_refused() -> None:
@@ -193,8 +192,7 @@ def test_memory_for_one_row_is_distinguished_from_a_bias_or_refused() -> None:
     given = a, b, tritongemm.pack_scales(powers[:1]), of_b
     memory = torch.zeros(1, 32, dtype=torch.bfloat16)
     layer = partial(aiter.gemm_a4w4, *given, bpreshuffle=False)
-    with pytest.raises(InputError, match="may be a bias or memory"):
-        aiter.gemm_a4w4(*given, memory, bpreshuffle=False)
+    refuses("may be a bias or memory", aiter.gemm_a4w4, *given, memory, bpreshuffle=False)
     assert torch.equal(layer(bias=memory, dtype=torch.bfloat16), layer())
     assert torch.equal(layer(out=memory), layer()) and bool(memory.any())
 
@@ -212,16 +210,6 @@ def _signatures() -> dict[str, list[str]]:
     return found
 
 
-def test_parameters_are_aiters() -> None:
-    real = _signatures()
-    if not real:
-        pytest.skip("AITER is not installed")
-    for name in ("gemm_a8w8", "gemm_a8w8_CK", "gemm_a8w8_bpreshuffle", "gemm_a8w8_blockscale", "gemm_a4w4"):
-        code = getattr(aiter_scaled, name).__code__
-        ours = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        assert {*real[name]} - {"global_A_scale", "global_B_scale"} <= {*ours}, name
-
-
 def test_a_weight_that_aiter_shuffled_is_not_read_as_plain() -> None:
     """AITER's own functions look at the mark, or take only such weights."""
     one, marked = torch.ones(1), SHUFFLED.clone()
@@ -237,5 +225,4 @@ def test_a_weight_that_aiter_shuffled_is_not_read_as_plain() -> None:
         lambda: aiter.gemm_a16w16(torch.randn(2, 64), wide),
     )
     for refused in calls:
-        with pytest.raises(InputError, match="is shuffled, and read as it was before"):
-            refused()
+        refuses("is shuffled, and read as it was before", refused)

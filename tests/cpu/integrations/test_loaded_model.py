@@ -26,8 +26,7 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: Patch) -> No
     scaled = product("a8w8_blockscale", 16, 256, 128, "fp8e4m3fn")
     elsewhere = replace(record(problem(16, 48, 64)), target="gfx942")
     of = [product("dense", 32, n, 128, "bf16", groups=Groups(EXPERTS)) for n in (256, 128)]
-    rows = [record(problem(16, 32, 64)), record(scaled), *map(record, of), elsewhere]
-    unloaded.load(rows)
+    unloaded.load([record(problem(16, 32, 64)), record(scaled), *map(record, of), elsewhere])
     refused = record(problem(16, 40, 64))  # this Triton does not compile its kernel
     unloaded.load([refused])
     attach_device(unloaded, {refused.problem: Support("does not compile")})

@@ -26,8 +26,7 @@ def test_the_real_vllm(config: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     for owner, name in ((kind, "apply"), (BaseModelLoader, "load_model"), *((utils, name) for name in names)):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(envs, "environment_variables", dict(envs.environment_variables))
-    parameters = list(inspect.signature(kind.apply).parameters)
-    assert set(parameters) == {"self", *vllm_moe._ARGUMENTS}
+    assert set(inspect.signature(kind.apply).parameters) == {"self", *vllm_moe._ARGUMENTS}
     vllm.register()
     vllm_moe.hook()
     assert process.is_hooked(kind.apply) and process.is_hooked(BaseModelLoader.load_model)

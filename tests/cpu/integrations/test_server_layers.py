@@ -113,8 +113,7 @@ def test_sglangs_other_methods_and_its_output_layer(config: Path, unloaded: Disp
             x, out = make(rows, 64), make(rows, 32)
             assert method.apply_into(layer, x, out) is out
             assert method.apply_with_addend(layer, x, out).shape == (rows, 32)
-            assert logits._compute_lm_head(x, layer).shape == (rows, 32)
-            assert len(served.shapes) == 3
+            assert logits._compute_lm_head(x, layer).shape == (rows, 32) and len(served.shapes) == 3
         logits.use_fp32_lm_head = True
         logits._compute_lm_head(make(16, 64), layer)
         assert len(served.shapes) == 3
@@ -278,8 +277,7 @@ def test_the_server_computes_what_it_computes_faster(unloaded: Dispatcher, monke
         given.x.fill_(1.0)
         asked.clear()
         assert server_calls.mixture_or(given, otherwise) == wanted
-        assert len(asked) == races + (wanted == "the server")
-        assert bool((given.x == 1).all()) == (wanted == "tuned")
+        assert len(asked) == races + (wanted == "the server") and bool((given.x == 1).all()) == (wanted == "tuned")
     monkeypatch.setenv("TRITONGEMM_LOG", "config")
     unloaded.calls.table.clear()
     with caplog.at_level(logging.INFO, "tritongemm"):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.nouns import BASELINE_ENTRY, each
+from tests.support.nouns import BASELINE_ENTRY, cases, each
 from tritongemm.measure.choose import MARGIN, Choice, choose, decided, faster, still_racing
 from tritongemm.measure.race import BRIEF_ROUNDS
 
@@ -33,41 +33,39 @@ SAME = [1e-5] * 20
 WITHIN = race(noise=1e-6, ours=1e-5, library=1e-5 * (1 + MARGIN / 2))  # faster without doubt, by less than the margin
 
 
-@each(
-    ("samples", "choice"),
-    [
-        (race(ours=1e-5, slow=2e-5, library=1.2e-5), Choice("ours", library_won=False, tie=False)),
-        (race(ours=1.2e-5, slow=2e-5, library=1e-5), Choice("ours", library_won=True, tie=False)),
-        (race(b=2e-5, a=1e-5), Choice("a", library_won=False, tie=False)),
-        ({"a": SAME, BASELINE_ENTRY: SAME}, Choice("a", library_won=True, tie=True)),
-        ({"a": [*SAME[1:], 1e-7], BASELINE_ENTRY: SAME}, Choice("a", library_won=True, tie=True)),  # a lucky sample
-        (WITHIN, Choice("ours", library_won=True, tie=True)),
-    ],
+@cases(
+    (race(ours=1e-5, slow=2e-5, library=1.2e-5), Choice("ours", library_won=False, tie=False)),
+    (race(ours=1.2e-5, slow=2e-5, library=1e-5), Choice("ours", library_won=True, tie=False)),
+    (race(b=2e-5, a=1e-5), Choice("a", library_won=False, tie=False)),
+    ({"a": SAME, BASELINE_ENTRY: SAME}, Choice("a", library_won=True, tie=True)),
+    ({"a": [*SAME[1:], 1e-7], BASELINE_ENTRY: SAME}, Choice("a", library_won=True, tie=True)),  # a lucky sample
+    (WITHIN, Choice("ours", library_won=True, tie=True)),
 )
-def test_who_wins(samples: dict[str, list[float]], choice: Choice) -> None:
+def test_who_wins(samples: dict[str, list[float]], choice: Choice, /) -> None:
     assert choose(samples) == choice
 
 
-def test_the_margin_is_the_callers() -> None:
+def test_the_margin_is_the_callers_and_few_rounds_prove_nothing() -> None:
     assert faster(WITHIN["ours"], WITHIN[BASELINE_ENTRY])
     assert choose(WITHIN, margin=0.0) == Choice("ours", library_won=False, tie=False)
     assert choose(race(noise=1e-6, ours=1e-5, library=1.2e-5), margin=0.5).library_won
+    assert not faster([1.0] * 4, [2.0] * 4)
+    assert faster([1.0 + i / 100 for i in range(8)], [2.0 + i / 100 for i in range(8)])
+    samples = race(rounds=BRIEF_ROUNDS, noise=0.005, ours=1e-5, algorithm=1.05e-5)
+    assert choose(samples, libraries={"algorithm"}).name == "ours"
 
 
-@each(
-    ("truth", "libraries", "choice"),
-    [
-        ({"kernel": 1e-5, "quick": 1.002e-5, "slow": 2e-5, "library": 3e-5}, {"quick", "slow"}, ("quick", False)),
-        ({"kernel": 1e-5, "slow": 2e-5, "library": 3e-5}, {"slow"}, ("kernel", False)),
-        ({"quick": 1e-5, "slow": 2e-5}, {"quick", "slow"}, ("quick", False)),  # no kernel of ours
-        ({"kernel": 2e-5, "quick": 1e-5, "library": 3e-5}, {"quick"}, ("quick", False)),
-        # One that stands in for the kernel must beat PyTorch's call by the margin itself.
-        ({"kernel": 1e-5, "near": 1.003e-5, "library": 1.006e-5}, {"near"}, ("near", True)),
-        ({"kernel": 1e-5, "near": 1.003e-5, "library": 1.006e-5}, set(), ("kernel", False)),
-    ],
+@cases(
+    ({"kernel": 1e-5, "quick": 1.002e-5, "slow": 2e-5, "library": 3e-5}, {"quick", "slow"}, ("quick", False)),
+    ({"kernel": 1e-5, "slow": 2e-5, "library": 3e-5}, {"slow"}, ("kernel", False)),
+    ({"quick": 1e-5, "slow": 2e-5}, {"quick", "slow"}, ("quick", False)),  # no kernel of ours
+    ({"kernel": 2e-5, "quick": 1e-5, "library": 3e-5}, {"quick"}, ("quick", False)),
+    # One that stands in for the kernel must beat PyTorch's call by the margin itself.
+    ({"kernel": 1e-5, "near": 1.003e-5, "library": 1.006e-5}, {"near"}, ("near", True)),
+    ({"kernel": 1e-5, "near": 1.003e-5, "library": 1.006e-5}, set(), ("kernel", False)),
 )
 def test_the_best_algorithm_of_a_library_counts(
-    truth: dict[str, Any], libraries: set[str], choice: tuple[str, bool]
+    truth: dict[str, Any], libraries: set[str], choice: tuple[str, bool], /
 ) -> None:
     found = choose(race(noise=1e-6, **truth), libraries=libraries)
     assert (found.name, found.library_won) == choice and found.tie == found.library_won
@@ -107,11 +105,6 @@ def test_an_algorithm_that_left_the_race_early_was_beaten() -> None:
     assert not faster(samples["kernel"], samples["algorithm"])
     assert choose(samples, libraries={"algorithm"}).name == "kernel"
     assert choose(samples, margin=0.5, libraries={"algorithm"}).name == "algorithm"
-
-
-def test_few_rounds_prove_nothing() -> None:
-    assert not faster([1.0] * 4, [2.0] * 4)
-    assert faster([1.0 + i / 100 for i in range(8)], [2.0 + i / 100 for i in range(8)])
 
 
 def test_drift_meets_both() -> None:
@@ -184,10 +177,4 @@ def test_any_samples_have_an_outcome(samples: dict[str, list[float]]) -> None:
             best = min((median(samples[n]) for n in ours if n != library), default=0.0)
             assert stands.name == library or median(samples[stands.name]) == best, "the best kernel or the library"
             assert not stands.tie or stands.library_won
-        assert not choice.tie or choice.library_won
-        assert BASELINE_ENTRY in samples or not choice.library_won
-
-
-def test_a_brief_race_can_be_won_against_a_library() -> None:
-    samples = race(rounds=BRIEF_ROUNDS, noise=0.005, ours=1e-5, algorithm=1.05e-5)
-    assert choose(samples, libraries={"algorithm"}).name == "ours"
+        assert (not choice.tie or choice.library_won) and (BASELINE_ENTRY in samples or not choice.library_won)

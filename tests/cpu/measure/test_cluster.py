@@ -11,7 +11,8 @@ from tests.support import fake_ray
 from tests.support.fake_ray import FakeRay
 from tests.support.host_device import host_launch
 from tests.support.nouns import Artifact, Backend, Config, Launch, Machine, MeasureProtocol, Patch, Trial, registry
-from tritongemm.core.errors import InputError, TritonGemmError, UnavailableError
+from tests.support.refusals import fails, refuses
+from tritongemm.core.errors import TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.measure import cluster
 from tritongemm.measure.cluster import ClusterGpus, HostFacts, own_versions
@@ -90,48 +91,37 @@ def facts(**other: Any) -> HostFacts:
     return HostFacts(replace(H200, **other), own_versions())
 
 
-def test_every_gpu_of_the_hosts_is_used(monkeypatch: Patch, said: list[str]) -> None:
-    ray = fake_ray.put_in_place(monkeypatch, {"head": 0, "one": 2, "two": 1})
-    machine = found(ray, said).machine
+def test_every_gpu_of_the_hosts_is_used_up_to_what_is_asked_for(monkeypatch: Patch, said: list[str]) -> None:
+    """The others are free again."""
+    machine = found(fake_ray.put_in_place(monkeypatch, {"head": 0, "one": 2, "two": 1}), said).machine
     assert machine.devices == (0, 1, 2) and machine.vendor == "nvidia" and machine.target is H200.target
     assert machine.why == "tuning on H200 x 3 (sm90) of a Ray cluster; one: 2, two: 1" and not said
-
-
-def test_no_more_are_used_than_asked_for(monkeypatch: Patch, said: list[str]) -> None:
-    """The others are free again."""
     ray = fake_ray.put_in_place(monkeypatch, {"one": 2, "two": 2})
-    assert found(ray, said, most=3).machine.devices == (0, 1, 2)
-    assert ray.held == {"one": 2, "two": 1}
+    assert found(ray, said, most=3).machine.devices == (0, 1, 2) and ray.held == {"one": 2, "two": 1}
 
 
 def test_gpus_of_several_kinds_are_refused_or_chosen_by_their_architecture(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     a100 = facts(target=target_files.load_target("sm80"), product="A100")
     Survey.facts[:] = [facts(), a100]
-    with pytest.raises(InputError, match=r"not 1 x H200 .*\(sm90\), 1 x A100 .*\(sm80\); --target"):
-        found(ray, said)
+    refuses(r"not 1 x H200 .*\(sm90\), 1 x A100 .*\(sm80\); --target", found, ray, said)
     ray.held = dict.fromkeys(ray.held, 0)
     Survey.facts[:] = [facts(), a100]
     assert found(ray, said, "sm80").machine.product == "A100"
     assert said == ["1 GPUs of the cluster are of another kind, and have no part"] and ray.held == {"one": 0, "two": 1}
     ray.held = dict.fromkeys(ray.held, 0)
     Survey.facts[:] = [facts(), facts(product="H100")]
-    with pytest.raises(InputError, match=r"H200 .*H100 .*\(sm90\)$"):
-        found(ray, said, "sm90")
-    with pytest.raises(InputError, match="no GPU of gfx942, but 2 x H200"):
-        found(ray, said, "gfx942")
+    refuses(r"H200 .*H100 .*\(sm90\)$", found, ray, said, "sm90")
+    refuses("no GPU of gfx942, but 2 x H200", found, ray, said, "gfx942")
 
 
 def test_a_cluster_that_can_not_be_used_is_refused(monkeypatch: Patch, said: list[str]) -> None:
-    with pytest.raises(InputError, match="the cluster has no GPU"):
-        found(fake_ray.put_in_place(monkeypatch, {"head": 0}), said)
+    refuses("the cluster has no GPU", found, fake_ray.put_in_place(monkeypatch, {"head": 0}), said)
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
     Survey.facts[:] = [HostFacts(H200, ("0.1.0", "2.0", "1.0"))]
-    with pytest.raises(InputError, match=r"host one has \w+ .*, this one .*; install one version"):
-        found(ray, said)
+    refuses(r"host one has \w+ .*, this one .*; install one version", found, ray, said)
     Survey.facts[:] = [facts(devices=())]
-    with pytest.raises(InputError, match="host one offers a GPU that no driver there can use"):
-        found(ray, said)
+    refuses("host one offers a GPU that no driver there can use", found, ray, said)
 
 
 def test_gpus_that_others_hold_have_no_part(monkeypatch: Patch, said: list[str]) -> None:
@@ -139,8 +129,7 @@ def test_gpus_that_others_hold_have_no_part(monkeypatch: Patch, said: list[str])
     ray.busy = {"two"}
     assert found(ray, said).machine.devices == (0,) and said == ["a GPU of host two has no part: others hold it"]
     ray.busy = {"one", "two"}
-    with pytest.raises(InputError, match="other jobs hold all 2 GPUs"):
-        found(ray, said)
+    refuses("other jobs hold all 2 GPUs", found, ray, said)
 
 
 def test_a_host_that_is_lost_but_still_listed_has_no_part(monkeypatch: Patch, said: list[str]) -> None:
@@ -152,12 +141,10 @@ def test_a_host_that_is_lost_but_still_listed_has_no_part(monkeypatch: Patch, sa
 
 
 def test_code_objects_are_sent_once(monkeypatch: Patch, said: list[str], tmp_path: Path) -> None:
-    ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
-    (gpu,) = evaluators(found(ray, said))
+    (gpu,) = evaluators(found(fake_ray.put_in_place(monkeypatch, {"one": 1}), said))
     for _ in range(2):
         assert [t.status for t in gpu.screen(SIZE, ARTIFACTS, 1.0)] == ["ok"] * 3
-    paths = {launch.path for launch in Gpu.launches}
-    (path,) = paths
+    (path,) = {launch.path for launch in Gpu.launches}
     assert Path(path).is_relative_to(tmp_path / "there") and Path(path).read_bytes() == b"code"
 
 
@@ -181,15 +168,12 @@ def test_another_gpu_does_the_work_of_one_that_is_lost(monkeypatch: Patch, said:
     assert len(list(second.screen(SIZE, ARTIFACTS, 1.0))) == 3
 
 
-def test_a_free_gpu_takes_over(monkeypatch: Patch, said: list[str]) -> None:
+def test_a_free_gpu_takes_over_and_without_any_left_the_size_fails(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 2})
     first = evaluators(found(ray, said, most=2))[0]
     lose_at(ray, monkeypatch, {1: "one"})
     assert [t.status for t in first.screen(SIZE, ARTIFACTS, 1.0)] == ["ok"] * 3
     assert said == ["a GPU of host one is lost; one that was free takes over"] and ray.held["two"] == 2
-
-
-def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: Patch, said: list[str]) -> None:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     gpus = found(ray, said)
     first = evaluators(gpus)[0]
@@ -197,8 +181,7 @@ def test_without_any_gpu_left_the_size_fails_by_name(monkeypatch: Patch, said: l
     gpus.require_left()
     with pytest.raises(TritonGemmError, match="no GPU of the cluster is left; the last was on host two"):
         list(first.screen(SIZE, ARTIFACTS, 1.0))
-    with pytest.raises(UnavailableError, match="--ray auto: no GPU of the cluster is left; what is done is kept"):
-        gpus.require_left()
+    fails(UnavailableError, "--ray auto: no GPU of the cluster is left; what is done is kept", gpus.require_left)
 
 
 def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: Patch, said: list[str]) -> None:
@@ -207,14 +190,12 @@ def test_nothing_is_replaced_once_the_run_is_over(monkeypatch: Patch, said: list
     gpus = found(ray, said, most=1)
     gpus.close()
     ray.lost.add("one")
-    with pytest.raises(TritonGemmError, match="the run is over"):
-        list(evaluators(gpus)[0].screen(SIZE, ARTIFACTS, 1.0))
+    fails(TritonGemmError, "the run is over", list, evaluators(gpus)[0].screen(SIZE, ARTIFACTS, 1.0))
     assert not said
 
 
 def test_a_process_that_ends_costs_its_candidate_alone(monkeypatch: Patch, said: list[str]) -> None:
-    ray = fake_ray.put_in_place(monkeypatch, {"one": 1})
-    (gpu,) = evaluators(found(ray, said))
+    (gpu,) = evaluators(found(fake_ray.put_in_place(monkeypatch, {"one": 1}), said))
 
     def before(launch: Launch) -> None:
         if len(Gpu.launches) == 1:

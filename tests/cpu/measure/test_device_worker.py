@@ -73,16 +73,13 @@ def final(
     return ask(worker or DeviceWorker(), jobs.RaceJob(setup_of(), tuple(given), baseline))
 
 
-def test_screening_times_what_runs_and_names_what_does_not(device: Device, tmp_path: Path) -> None:
+def test_screening_times_what_runs_and_compares_equal_rows(device: Device, tmp_path: Path) -> None:
     trials: list[Trial] = screen(candidates(tmp_path, "right", "slow", "refused"))
     assert [t.status for t in trials] == ["ok", "ok", "out_of_resources"]
     assert [t.seconds for t in trials[:2]] == pytest.approx([3e-6, 50e-6])
     assert [len(t.samples) for t in trials] == [3, 1, 0], "twice as slow as the best is not worth three samples"
     assert {t.timer for t in trials[:2]} == {"graph-events"} and "too much shared memory" in trials[2].reason
     assert device.graphs == 0 and device.modules == 0, "every graph and all code is given back"
-
-
-def test_equal_rows_are_compared_where_a_run_wants_them_invariant(device: Device, tmp_path: Path) -> None:
     setup = setup_of(protocol=replace(PROTOCOL, compares_rows=True))
     right, uneven = ask(DeviceWorker(), jobs.VerifyJob(setup, candidates(tmp_path, "right", "uneven")))
     assert right.status == "ok" and len(right.row_bits) == 16
@@ -108,8 +105,7 @@ def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device,
     names = {c.config.template: c.config.name for c in given}
     assert samples.keys() == {names["right"], names["faster"], BASELINE_ENTRY}
     assert np.median(samples[names["faster"]]) == pytest.approx(2e-6)
-    assert np.median(samples[names["right"]]) == pytest.approx(3e-6)
-    assert device.graphs == 0 and device.modules == 0
+    assert np.median(samples[names["right"]]) == pytest.approx(3e-6) and device.graphs == 0 and device.modules == 0
 
 
 def test_who_reads_beyond_an_operand_faults_in_the_final(device: Device, tmp_path: Path) -> None:
@@ -144,7 +140,12 @@ def test_operands_that_take_much_of_the_free_memory_are_verified_where_they_are(
             assert copies.tensors["b"].stride() == operands["b"].stride()
 
 
-def test_each_sample_of_a_race_follows_the_same_kernel(device: Device, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_samples_follow_the_same_kernel_and_a_check_runs_no_race(
+    device: Device, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    (trial,) = verify(candidates(tmp_path, "right"))
+    assert trial.status == "ok" and trial.error is not None and not trial.samples
+    assert device.graphs == 0 and device.modules == 0
     before: list[float] = []
     monkeypatch.setattr(race, "LeadInKernel", lambda torch_device: lambda: before.append(device.now))
     *_, answer = final(candidates(tmp_path, "right", "faster"))
@@ -178,12 +179,6 @@ def test_a_race_rests_as_long_as_it_works_where_arithmetic_draws_power(device: D
     for m in (512, 1):
         OperandSets(setup_of(Problem(m, 512, 512)), device, 7).rest(m * 1e-6)  # type: ignore[arg-type]
     assert rests == [512e-6]
-
-
-def test_a_check_runs_no_race(device: Device, tmp_path: Path) -> None:
-    (trial,) = verify(candidates(tmp_path, "right"))
-    assert trial.status == "ok" and trial.error is not None and not trial.samples
-    assert device.graphs == 0 and device.modules == 0
 
 
 def test_all_that_a_size_holds_is_counted(device: Device, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.nouns import Artifact, Backend, Config, Groups, Launch, MeasureProtocol, Patch, registry
+from tests.support.nouns import Artifact, Backend, Config, Groups, Launch, MeasureProtocol, Patch, fails, registry
 from tritongemm.core.errors import TritonGemmError, UnavailableError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.support import SUPPORTED, Support
@@ -95,11 +95,9 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(
     assert gpu.list_algorithms(SIZE, "blaslt", 9) == [CONFIGS[0]]
     (job,) = jobs
     assert isinstance(job, AlgorithmsJob) and (job.backend, job.setup.problem, job.limit) == ("blaslt", SIZE, 9)
-    with pytest.raises(TritonGemmError, match="UnavailableError: no library"):
-        gpu.list_algorithms(SIZE, "blaslt", 9)
+    fails(TritonGemmError, "UnavailableError: no library", gpu.list_algorithms, SIZE, "blaslt", 9)
     monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: Support("not here"))
-    with pytest.raises(UnavailableError, match="not here"):
-        gpu.list_algorithms(SIZE, "blaslt", 9)
+    fails(UnavailableError, "not here", gpu.list_algorithms, SIZE, "blaslt", 9)
     assert len(jobs) == 2
 
 
@@ -167,11 +165,9 @@ def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
     faults += [killed, killed]
     assert [t.status for t in gpu.screen(SIZE, ARTIFACTS[:2], 1.0)] == ["ok", "ok"] and len(jobs) == 5
     faults += [killed, killed, killed]
-    with pytest.raises(TritonGemmError, match="signal SIGKILL"):
-        list(gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
+    fails(TritonGemmError, "signal SIGKILL", list, gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
     faults += [WorkerError("OutOfMemoryError: 90 GiB"), WorkerTimeout("did not start within 120 s")]
-    with pytest.raises(TritonGemmError, match="did not start within 120 s"):
-        list(gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
+    fails(TritonGemmError, "did not start within 120 s", list, gpu.screen(SIZE, ARTIFACTS[:2], 1.0))
 
 
 def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: Patch) -> None:
@@ -262,8 +258,7 @@ def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, answering: 
         raise WorkerTimeout("no answer")
 
     jobs = answering(answer)
-    with pytest.raises(TritonGemmError, match="the final race ended 3 times: no answer within 5 s"):
-        gpu.race(SIZE, ARTIFACTS, "torch")
+    fails(TritonGemmError, "the final race ended 3 times: no answer within 5 s", gpu.race, SIZE, ARTIFACTS, "torch")
     assert [len(configs_of(job)) for job in jobs] == [3, 3, 3]
 
 

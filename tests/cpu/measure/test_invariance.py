@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.kernel_cases import SM90
-from tests.support.tables import each
+from tests.support.tables import cases, each, heavy
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
@@ -102,7 +102,7 @@ def test_products_whose_rows_are_not_compared_are_refused(problem: Problem) -> N
         possible_orders([problem], SM90, "triton", NO_LIMITS)
 
 
-@pytest.mark.parametrize("m", [1, pytest.param(300, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("m", [1, heavy(300)])
 def test_a_search_keeps_the_configs_of_the_order(m: int) -> None:
     problem = registry.get(Family, "a8w8_blockscale").problem(Problem(m, 512, 2048, *FP8))
     order = ReductionOrder(2048, 2048, 128, "wgmma")
@@ -122,16 +122,13 @@ def test_a_search_keeps_the_configs_of_the_order(m: int) -> None:
         assert {c.split_k for c in kept} == {1, 2}
 
 
-def test_the_bits_of_the_first_race_hold_at_every_m() -> None:
+def test_the_bits_of_the_first_race_hold_and_a_library_races_where_asked_for() -> None:
     run = Invariance({SIZE.at(1): [UNSPLIT]}, with_libraries=True)
     first = run.compare(SIZE, raced("aa", "aa", "bb", library="aa"))
     assert [t.status for t in first.trials] == ["ok", "ok", "wrong", "ok"]
     assert first.samples.keys() == {TILES[0].name, TILES[1].name, LIBRARY.name, BASELINE_ENTRY}
     assert first.trials[2].reason == "its rows have other bits than those of the order 1x4096"
     assert [t.status for t in run.compare(SIZE.at(300), raced("bb", "bb", library="bb")).trials] == ["wrong"] * 3
-
-
-def test_a_library_races_where_it_is_asked_for_and_does_not_split() -> None:
     split = replace(LIBRARY, split_k=4)
     alone, both = (Invariance({SIZE.at(1): [UNSPLIT]}, with_libraries=one) for one in (False, True))
     assert [one.allows(c, SIZE, SM90) for one in (alone, both) for c in (LIBRARY, split)] == [False, False, True, False]
@@ -189,19 +186,16 @@ def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
     assert (trial.status, trial.try_again, left) == (status, try_again, [])
 
 
-@each(
-    "tensor",
-    [
-        torch.arange(15.0).view(3, 5),
-        torch.arange(15.0).view(3, 5).T,
-        torch.arange(63).view(7, 9)[:, 2:5],
-        torch.arange(5.0).expand(3, 5),
-        torch.zeros(0, 4),
-        torch.tensor(3),
-        torch.ones(4096, dtype=torch.float8_e4m3fn),
-    ],
+@cases(
+    torch.arange(15.0).view(3, 5),
+    torch.arange(15.0).view(3, 5).T,
+    torch.arange(63).view(7, 9)[:, 2:5],
+    torch.arange(5.0).expand(3, 5),
+    torch.zeros(0, 4),
+    torch.tensor(3),
+    torch.ones(4096, dtype=torch.float8_e4m3fn),
 )
-def test_guarded_memory_holds_a_tensor_as_it_is(tensor: torch.Tensor) -> None:
+def test_guarded_memory_holds_a_tensor_as_it_is(tensor: torch.Tensor, /) -> None:
     copy = guarded(tensor)
     assert (copy.shape, copy.stride(), copy.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
     assert torch.equal(copy.float(), tensor.float())

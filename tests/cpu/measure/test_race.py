@@ -49,6 +49,5 @@ def test_a_race_at_sustained_power_states_the_times_after_rests_too(sustained: b
     entries = [race.RaceEntry(one, cast(Any, None), 4, prepared) for one in (config, None)]
     *_, found = race.run_race(gpu_sets, entries, names_runners=False, brief=True)
     assert isinstance(found, RaceSamples) and found.samples.keys() == {config.name, BASELINE_ENTRY}
-    settled = [s for taken in found.samples.values() for s in taken[2:]]
-    assert set(settled) == {HOT if sustained else COLD}
+    assert {s for taken in found.samples.values() for s in taken[2:]} == {HOT if sustained else COLD}
     assert {s for taken in found.rested.values() for s in taken} == ({COLD} if sustained else set())

@@ -7,7 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.nouns import Artifact, Config, MeasureProtocol, Patch, Problem, each, matrices, registry
+from tests.support.nouns import (
+    Artifact,
+    Config,
+    MeasureProtocol,
+    Patch,
+    Problem,
+    cases,
+    each,
+    fails,
+    matrices,
+    registry,
+)
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
@@ -55,27 +66,16 @@ def test_a_kernel_trace_is_read_in_the_order_of_launching(
     (tmp_path / "host" / "4243_kernel_trace.csv").write_text(header + line(1, "a_child_of_it", at, at + 1))
     (tmp_path / "host" / "4242_agent_info.csv").write_text('"Node_Id"\n0\n')
     records = rocprofv3.read_trace(tmp_path)
-    assert [r.name for r in records] == [fill, "next_launch", "gemm"]
-    assert records[2].seconds == pytest.approx(90e-9)
+    assert [r.name for r in records] == [fill, "next_launch", "gemm"] and records[2].seconds == pytest.approx(90e-9)
 
 
-def test_a_trace_that_is_missing_or_cut_off_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="0 kernel traces were written"):
-        rocprofv3.read_trace(tmp_path)
+def test_traces_that_are_cut_off_and_rows_of_the_launch_they_follow(tmp_path: Path) -> None:
+    fails(TraceError, "0 kernel traces were written", rocprofv3.read_trace, tmp_path)
     path = tmp_path / "1_kernel_trace.csv"
     path.write_text(HEADER + row(1, "gemm", 1, 2))
-    with pytest.raises(TraceError, match="1 kernel traces were written, 0 of them with marked launches"):
-        rocprofv3.read_trace(tmp_path)
+    fails(TraceError, "1 kernel traces were written, 0 of them with marked launches", rocprofv3.read_trace, tmp_path)
     path.write_text((HEADER + row(1, "next_launch", 1, 2) * 3)[:-60])
-    with pytest.raises(TraceError, match=r"1_kernel_trace\.csv is not a complete kernel trace"):
-        rocprofv3.read_trace(tmp_path)
-
-
-def records(*names: str) -> list[KernelRecord]:
-    return [KernelRecord(name, 1000 * i + 1, 1000 * i + 101) for i, name in enumerate(names)]
-
-
-def test_rows_belong_to_the_launch_they_follow() -> None:
+    fails(TraceError, r"1_kernel_trace\.csv is not a complete kernel trace", rocprofv3.read_trace, tmp_path)
     mark = rocprofv3.MARK
     turn = [mark, "a", mark, "b", mark, "split", "reduce"]
     found = rocprofv3.launch_seconds(records("warm", "up", *turn, *turn, mark), ["a", "b", BASELINE_ENTRY], 2)
@@ -83,18 +83,19 @@ def test_rows_belong_to_the_launch_they_follow() -> None:
     assert found["a"] == pytest.approx([1e-7] * 2) and found[BASELINE_ENTRY] == pytest.approx([2e-7] * 2)
 
 
-@each(
-    ("names", "message"),
-    [
-        (["M", "a", "M", "b"], "2 launches were made, the trace has 1"),
-        (["M", "a", "M", "b", "M", "a", "M"], "2 launches were made, the trace has 3"),
-        (["M", "a", "M", "M"], "launch 1 was b, its rows say nothing"),
-        (["M", "b", "M", "a", "M"], "launch 0 was a, its rows say b"),
-        (["M", "a", "a", "M", "b", "M"], "launch 0 was a, its rows say a, a"),
-        ([], "the trace has 0"),
-    ],
+def records(*names: str) -> list[KernelRecord]:
+    return [KernelRecord(name, 1000 * i + 1, 1000 * i + 101) for i, name in enumerate(names)]
+
+
+@cases(
+    (["M", "a", "M", "b"], "2 launches were made, the trace has 1"),
+    (["M", "a", "M", "b", "M", "a", "M"], "2 launches were made, the trace has 3"),
+    (["M", "a", "M", "M"], "launch 1 was b, its rows say nothing"),
+    (["M", "b", "M", "a", "M"], "launch 0 was a, its rows say b"),
+    (["M", "a", "a", "M", "b", "M"], "launch 0 was a, its rows say a, a"),
+    ([], "the trace has 0"),
 )
-def test_rows_that_are_missing_or_others_are_an_error(names: list[str], message: str) -> None:
+def test_rows_that_are_missing_or_others_are_an_error(names: list[str], message: str, /) -> None:
     with pytest.raises(TraceError, match=message):
         rocprofv3.launch_seconds(records(*(rocprofv3.MARK if n == "M" else n for n in names)), ["a", "b"], 1)
 
@@ -180,15 +181,12 @@ def test_what_the_tool_can_not_do_is_named(tool: Tool, monkeypatch: Patch) -> No
     with pytest.raises(InputError, match="the generated module, which has no kernels of asm"):
         run(configs=[*CONFIGS, Config("tile", 64, 32, 32, backend="asm")])
     tool(status=1)
-    with pytest.raises(TraceError, match=r"exit status 1 for 64x64x64\S*: the GPU fell over"):
-        run()
+    fails(TraceError, r"exit status 1 for 64x64x64\S*: the GPU fell over", run)
     tool(lose=1)
-    with pytest.raises(TraceError, match=f"launch 6 was {CONFIGS[0].name}, its rows say nothing"):
-        run()
+    fails(TraceError, f"launch 6 was {CONFIGS[0].name}, its rows say nothing", run)
     monkeypatch.setattr(rocprofv3, "folders", lambda: [Path("/opt/rocm-9/bin")])
     monkeypatch.setenv("PATH", "/none")
-    with pytest.raises(UnavailableError, match="rocprofv3: not found on PATH nor in /opt/rocm-9/bin"):
-        run()
+    fails(UnavailableError, "rocprofv3: not found on PATH nor in /opt/rocm-9/bin", run)
 
 
 def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: Patch) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support import raising
 from tests.support.nouns import SUPPORTED, Capsys, Machine, MeasureProtocol, Patch, Problem, Support, each, registry
+from tests.support.refusals import fails, refuses
+from tests.support.tables import apart
 from tests.support.timers import PROFILERS, PlayedGraph, Profiled, profiled
 from tritongemm.cli import tune
 from tritongemm.core.errors import InputError, UnavailableError
@@ -49,30 +51,22 @@ def test_a_launch_takes_as_long_as_its_kernels_and_what_overlaps_counts_once(clo
     graph = PlayedGraph(gpu, [("split", 300, 50), ("reduce", 100, 50)] * 3)
     assert timer.time(graph, 3) == timer.time(graph, 3) == pytest.approx(400e-9)
     graph.nodes[-1] = ("other", 100, 50)
-    with pytest.raises(TraceError, match="launch 5 was reduce, its record says other"):
-        timer.time(graph, 3)
+    fails(TraceError, "launch 5 was reduce, its record says other", timer.time, graph, 3)
     graph = PlayedGraph(gpu, [("gemm", 200, -50)] * 4)
     assert timer.time(graph, 4, "gemm") == pytest.approx((200 + 3 * 150) / 4 * 1e-9)
 
 
 @needs_cc
-@pytest.mark.parametrize(
-    ("nodes", "symbol", "message"),
-    [
-        ([("gemm", 100, 50)] * 3, "gemm", "8 launches, but 6 records"),
-        ([("gemm", 100, 50)] * 5, "gemm", "8 launches, but 10 records"),
-        ([("gemm", 100, 50)] * 3 + [("stray", 100, 50)], "gemm", "launch 3 was gemm, its record says stray"),
-        ([("gemm", 0, 50)] * 4, "", None),
-        (
-            [("split", 100, 50), ("reduce", 100, 50), ("split", 100, 50)],
-            "",
-            "4 launches gave 6 records, .* reduce, split",
-        ),
-        ([], "", "gave 0 records, .* none"),
-    ],
+@apart(
+    ([("gemm", 100, 50)] * 3, "gemm", "8 launches, but 6 records"),
+    ([("gemm", 100, 50)] * 5, "gemm", "8 launches, but 10 records"),
+    ([("gemm", 100, 50)] * 3 + [("stray", 100, 50)], "gemm", "launch 3 was gemm, its record says stray"),
+    ([("gemm", 0, 50)] * 4, "", None),
+    ([("split", 100, 50), ("reduce", 100, 50), ("split", 100, 50)], "", "4 launches gave 6 records, .* reduce, split"),
+    ([], "", "gave 0 records, .* none"),
 )
 def test_what_does_not_match_the_launches_is_never_a_time(
-    clock: Profiled, nodes: list[tuple[str, int, int]], symbol: str, message: str | None, monkeypatch: Patch
+    nodes: list[tuple[str, int, int]], symbol: str, message: str | None, /, clock: Profiled, monkeypatch: Patch
 ) -> None:
     timer, gpu = clock.clock, clock.gpu
     monkeypatch.setattr(timer, "RECORDS_TIMEOUT_SECONDS", 0.01)
@@ -80,8 +74,7 @@ def test_what_does_not_match_the_launches_is_never_a_time(
     if message is None:
         assert timer.time(graph, 4, symbol) == 0.0
         return
-    with pytest.raises(TraceError, match=message + r".*--profiler events"):
-        timer.time(graph, 4, symbol)
+    fails(TraceError, message + r".*--profiler events", timer.time, graph, 4, symbol)
     assert graph.replays == 2 * TracedClock.ATTEMPTS, "taken anew, and then given up"
 
 
@@ -98,14 +91,18 @@ def test_a_spoiled_trace_is_taken_anew(clock: Profiled) -> None:
             dropped.value = 0
 
     graph.launch = flaky  # type: ignore[method-assign]
-    assert timer.time(graph, 4, "gemm") == pytest.approx(100e-9)
-    assert graph.replays == 4
+    assert timer.time(graph, 4, "gemm") == pytest.approx(100e-9) and graph.replays == 4
 
 
-def test_busy_time_is_the_union() -> None:
+def test_busy_time_is_the_union_and_external_timers_leave_out_what_they_can_not_race() -> None:
     spans = [(10, 30), (20, 25), (28, 40), (50, 60), (60, 65)]
     assert busy_seconds(KernelRecord("", *s) for s in reversed(spans)) == pytest.approx(45e-9)
     assert busy_seconds([]) == 0
+    backends = ("asm", "blaslt", "triton")
+    assert session._racing_under("rocprofv3", backends) == ("triton",)
+    assert session._racing_under("events", backends) == session._racing_under(PREDICTED, backends) == backends
+    with pytest.raises(InputError, match=r"--profiler rocprofv3: no backend of this run can race: .* kernels of asm"):
+        session._racing_under("rocprofv3", ("asm",))
 
 
 def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: Patch) -> None:
@@ -114,8 +111,7 @@ def test_the_process_registers_before_it_opens_the_gpu(monkeypatch: Patch) -> No
     worker = device_worker.DeviceWorker()
     monkeypatch.setattr(worker._torch.cuda, "set_device", lambda device: pytest.fail("the device came first"))
     setup = MeasureSetup(Problem(1, 1, 1), target_files.load_target("gfx942"), MeasureProtocol("rocprofiler"), "amd", 0)
-    with pytest.raises(UnavailableError, match="too late"):
-        next(worker(VerifyJob(setup, ())))
+    fails(UnavailableError, "too late", next, worker(VerifyJob(setup, ())))
 
 
 def operands_with(timer: str) -> OperandSets:
@@ -174,8 +170,7 @@ def test_the_clock_of_a_run(monkeypatch: Patch, capsys: Capsys) -> None:
     assert session.pick_timer(None, here) == "events"
     assert session.pick_timer("auto", here) == "rocprofiler", "the vendor's own, in process"
     assert session.pick_timer("events", here) == "events"
-    with pytest.raises(InputError, match="--profiler rocprofv3: not found; --profiler events needs"):
-        session.pick_timer("rocprofv3", here)
+    refuses("--profiler rocprofv3: not found; --profiler events needs", session.pick_timer, "rocprofv3", here)
     supports["rocprofiler"], supports["rocprofv3"] = Support("locked"), SUPPORTED
     assert session.pick_timer("auto", here) == "events", "one in a process of its own is asked for by its name"
     monkeypatch.undo()
@@ -185,11 +180,3 @@ def test_the_clock_of_a_run(monkeypatch: Patch, capsys: Capsys) -> None:
             assert tune.main([*size, "--profiler", name]) == 2
             said = capsys.readouterr().err
             assert f"--profiler {name}: nothing runs here" in said and why in said
-
-
-def test_an_external_timer_leaves_out_what_it_can_not_race() -> None:
-    backends = ("asm", "blaslt", "triton")
-    assert session._racing_under("rocprofv3", backends) == ("triton",)
-    assert session._racing_under("events", backends) == session._racing_under(PREDICTED, backends) == backends
-    with pytest.raises(InputError, match=r"--profiler rocprofv3: no backend of this run can race: .* kernels of asm"):
-        session._racing_under("rocprofv3", ("asm",))

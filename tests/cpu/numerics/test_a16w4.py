@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import FRAGMENTS, FRAGMENTS_OF_GROUPS, GFX942, SM90
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, Family, Groups, InputError, Target, WeightLayout, registry
+from tests.support.nouns import Config, Family, Groups, Target, WeightLayout, apart, heavy, refuses, registry
 from tritongemm.codegen import modules
 from tritongemm.codegen.geometry import unmet_need
 from tritongemm.core.problem import Operand, Problem, matrices
@@ -48,41 +47,34 @@ def in_order(problem: Problem, order: str) -> Problem:
     return replace(problem, b=problem.b._replace(order=order))
 
 
-@pytest.mark.parametrize(
-    ("problem", "target"),
-    [
-        (INT4, SM90),
-        pytest.param(in_order(INT4, "halves_128"), GFX942, marks=pytest.mark.heavy),
-        pytest.param(FAMILY.problem(FP16, "weight_64_fp16"), SM90, marks=pytest.mark.heavy),
-        (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
-        (in_order(ZEROS, "halves_128"), SM90),
-        (FP4, SM90),
-        (NVFP4, SM90),
-        (replace(NVFP4, groups=replace(GROUPS, room=11)), GFX942),
-        (replace(in_order(NVFP4, "fragments"), n=48, k=384), SM90),
-        (FP8.problem(MX), GFX942),
-        (FP8.problem(BY_INT4, "row_weight_64_zeros"), SM90),
-        (in_order(IN_GROUPS, "halves_128"), GFX942),
-        (MASKED, GFX942),
-        pytest.param(replace(FP8.problem(MX, "mx"), groups=GROUPS), SM90, marks=pytest.mark.heavy),
-        pytest.param(FP8.problem(MX, "block_rows_weight_mx"), SM90, marks=pytest.mark.heavy),
-        pytest.param(replace(FP4, groups=GROUPS), SM90, marks=pytest.mark.heavy),
-        (replace(IN_FRAGMENTS, bias="n"), SM90),
-        (replace(in_order(IN_GROUPS, "fragments"), n=48), SM90),
-        (replace(in_order(FP4, "fragments"), n=48, groups=replace(GROUPS, room=11)), SM90),
-        (replace(in_order(FAMILY.problem(FP16, "weight_64_zeros_fp16"), "fragments"), n=48), SM90),
-        pytest.param(
-            replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "fragments"), n=48, batch=2),
-            SM90,
-            marks=pytest.mark.heavy,
-        ),
-        (replace(in_order(FP4, "fragments"), n=48), SM90),
-        pytest.param(replace(in_order(FP4, "halves_32"), batch=1), GFX942, marks=pytest.mark.heavy),
-        pytest.param(replace(INT4, batch=3, a=INT4.a._replace(row_major=False)), GFX942, marks=pytest.mark.heavy),
-    ],
+@apart(
+    (INT4, SM90),
+    heavy(in_order(INT4, "halves_128"), GFX942),
+    heavy(FAMILY.problem(FP16, "weight_64_fp16"), SM90),
+    (replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "halves_32"), bias="n"), SM90),
+    (in_order(ZEROS, "halves_128"), SM90),
+    (FP4, SM90),
+    (NVFP4, SM90),
+    (replace(NVFP4, groups=replace(GROUPS, room=11)), GFX942),
+    (replace(in_order(NVFP4, "fragments"), n=48, k=384), SM90),
+    (FP8.problem(MX), GFX942),
+    (FP8.problem(BY_INT4, "row_weight_64_zeros"), SM90),
+    (in_order(IN_GROUPS, "halves_128"), GFX942),
+    (MASKED, GFX942),
+    heavy(replace(FP8.problem(MX, "mx"), groups=GROUPS), SM90),
+    heavy(FP8.problem(MX, "block_rows_weight_mx"), SM90),
+    heavy(replace(FP4, groups=GROUPS), SM90),
+    (replace(IN_FRAGMENTS, bias="n"), SM90),
+    (replace(in_order(IN_GROUPS, "fragments"), n=48), SM90),
+    (replace(in_order(FP4, "fragments"), n=48, groups=replace(GROUPS, room=11)), SM90),
+    (replace(in_order(FAMILY.problem(FP16, "weight_64_zeros_fp16"), "fragments"), n=48), SM90),
+    heavy(replace(in_order(FAMILY.problem(PLAIN, "weight_32"), "fragments"), n=48, batch=2), SM90),
+    (replace(in_order(FP4, "fragments"), n=48), SM90),
+    heavy(replace(in_order(FP4, "halves_32"), batch=1), GFX942),
+    heavy(replace(INT4, batch=3, a=INT4.a._replace(row_major=False)), GFX942),
     ids=lambda case: case.key if isinstance(case, Problem) else case.name,
 )
-def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: Target) -> None:
+def test_kernels_are_right(problem: Problem, target: Target, /, interpreted: Interpreted) -> None:
     of_groups, others = (FRAGMENTS_OF_GROUPS, FRAGMENTS) if problem.b.order == "fragments" else (OF_GROUPS, CONFIGS)
     configs = of_groups if problem.groups else others
     fitting = [config for config in configs if unmet_need(config, problem, 132) is None]
@@ -90,24 +82,21 @@ def test_kernels_are_right(interpreted: Interpreted, problem: Problem, target: T
     assert len(found) >= 2 and max(found.values()) <= 1, found
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "config", "problem"),
-    [
-        ("b_low, b_high = b.to", "b_high, b_low = b.to", 0, INT4),
-        ("- 136.0", "- 135.0", 0, INT4),
-        ("tl.minimum(k + 1, blocks - 1)", "tl.minimum(k, blocks - 1)", 1, INT4),
-        ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2, INT4),
-        ("(tl.minimum(k + 1, blocks - 1) * BLOCK_K // 128).to(tl.int64) * N * 2 + N", "N", 1, ZEROS),
-        ("zeros = tl.load(of_b_at + N)", "zeros = tl.load(of_b_at)", 2, ZEROS),
-        ("* (BLOCK_K // 16) + tl", "* (BLOCK_K // 16) + 1 + tl", 0, NVFP4),
-        ("tl.join(q0, q2)", "tl.join(q0, q1)", 0, IN_FRAGMENTS),
-        (", None] * SLICE", ", None] * (SLICE // 2)", 1, IN_FRAGMENTS),
-    ],
+@apart(
+    ("b_low, b_high = b.to", "b_high, b_low = b.to", 0, INT4),
+    ("- 136.0", "- 135.0", 0, INT4),
+    ("tl.minimum(k + 1, blocks - 1)", "tl.minimum(k, blocks - 1)", 1, INT4),
+    ("g = k * (BLOCK_K // 128)", "g = 0 * (BLOCK_K // 128)", 2, INT4),
+    ("(tl.minimum(k + 1, blocks - 1) * BLOCK_K // 128).to(tl.int64) * N * 2 + N", "N", 1, ZEROS),
+    ("zeros = tl.load(of_b_at + N)", "zeros = tl.load(of_b_at)", 2, ZEROS),
+    ("* (BLOCK_K // 16) + tl", "* (BLOCK_K // 16) + 1 + tl", 0, NVFP4),
+    ("tl.join(q0, q2)", "tl.join(q0, q1)", 0, IN_FRAGMENTS),
+    (", None] * SLICE", ", None] * (SLICE // 2)", 1, IN_FRAGMENTS),
     ids=["swapped halves", "another zero", "factors of the block before", "the first factors", "the first zero points",
-         "factors as zero points", "factors of the next 16", "numbers of a word", "factors of another warp"],
+             "factors as zero points", "factors of the next 16", "numbers of a word", "factors of another warp"],
 )  # fmt: skip
 def test_wrong_kernels_are_noticed(
-    interpreter: LentProcess, old: str, new: str, config: int, problem: Problem, tmp_path: Path
+    old: str, new: str, config: int, problem: Problem, /, interpreter: LentProcess, tmp_path: Path
 ) -> None:
     chosen = (FRAGMENTS if problem == IN_FRAGMENTS else CONFIGS)[config]
     text = modules.write_candidates(
@@ -121,8 +110,7 @@ def test_wrong_kernels_are_noticed(
 def test_numbers_of_the_halves_of_a_span_share_a_byte() -> None:
     order = registry.get(WeightLayout, "halves_32")
     numbers = torch.arange(32) % 16  # of one column
-    plain = (numbers[::2] | numbers[1::2] << 4).to(torch.uint8)[:, None]
-    stored = order.pack(plain)[:, 0]
+    stored = order.pack((numbers[::2] | numbers[1::2] << 4).to(torch.uint8)[:, None])[:, 0]
     assert stored.tolist() == [int(numbers[k] | numbers[k + 16] << 4) for k in range(16)]
 
 
@@ -167,5 +155,4 @@ def test_what_it_is_for() -> None:
         (replace(IN_FRAGMENTS, n=40), "N a multiple of 16"),
     ):
         assert reason in FAMILY.supports(problem, SM90).reason
-    with pytest.raises(InputError, match="no scales of the granularity 'weight_16'"):
-        FAMILY.problem(PLAIN, "weight_16")
+    refuses("no scales of the granularity 'weight_16'", FAMILY.problem, PLAIN, "weight_16")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support import emulated
-from tests.support.nouns import Config, Defaults, InputError, each, make_problem, registry
+from tests.support.nouns import Config, Defaults, InputError, cases, make_problem, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.backends.ck import backend as ck
 from tritongemm.cli import launch_plan
@@ -51,7 +51,7 @@ def test_the_order_of_scales_is_its_own_inverse_and_aiters() -> None:
     assert int(mixed.reshape(-1)[64]) == 1 and int(mixed.reshape(-1)[256]) == 8 and int(mixed.reshape(-1)[512]) == 512
 
 
-def test_operands_of_half_bytes() -> None:
+def test_operands_of_half_bytes_and_instances() -> None:
     assert FP4.bytes == 33 * 256 + 64 * 256 + 33 * 64 * 2 + 64 * 16 + 64 * 16  # scales of padded rows and groups
     known = launch_plans.operands(FP4)
     assert {n: (known[n]["bytes"], known[n]["dtype"], known[n]["shape"]) for n in ("a", "b", "scale_a", "scale_b")} == {
@@ -63,9 +63,6 @@ def test_operands_of_half_bytes() -> None:
     assert known["scale_a"]["strides"] == [16, 1]
     tensors = FAMILY.make_inputs(FP4, "cpu")
     assert {e.name: tuple(tensors[e.name].shape) for e in FP4.extras} == {"scale_a": (64, 16), "scale_b": (64, 16)}
-
-
-def test_instances() -> None:
     configs = CK.candidates(FP4, GFX950)
     assert configs and {c.template for c in configs} == {"mx"}
     for config in configs:
@@ -79,18 +76,15 @@ def test_instances() -> None:
     }
 
 
-@each(
-    ("name", "problem", "reason"),
-    [
-        (SMALL, replace(FP4, k=384), "K 384 must be a multiple of 256"),
-        (SMALL.replace("sk1", "sk4"), FP4, "the first split only"),
-        (SMALL, replace(FP4, n=48), "N 48 of 32"),
-        (SMALL.replace("bn64", "bn32"), FP4, "don't tile 32 x 32"),
-        (SMALL.replace("pipeline1", "pipeline3"), FP4, "2 K blocks for pipeline v3"),
-        (SMALL, Problem(64, 64, 512, *matrices("bf16", layout="TN")), "has no template mx on such operands"),
-    ],
+@cases(
+    (SMALL, replace(FP4, k=384), "K 384 must be a multiple of 256"),
+    (SMALL.replace("sk1", "sk4"), FP4, "the first split only"),
+    (SMALL, replace(FP4, n=48), "N 48 of 32"),
+    (SMALL.replace("bn64", "bn32"), FP4, "don't tile 32 x 32"),
+    (SMALL.replace("pipeline1", "pipeline3"), FP4, "2 K blocks for pipeline v3"),
+    (SMALL, Problem(64, 64, 512, *matrices("bf16", layout="TN")), "has no template mx on such operands"),
 )
-def test_what_no_instance_computes(name: str, problem: Problem, reason: str) -> None:
+def test_what_no_instance_computes(name: str, problem: Problem, reason: str, /) -> None:
     config = Config.parse(name)
     assert reason in CK.check(config, problem, GFX950).reason
     if "pipeline v3" not in reason:

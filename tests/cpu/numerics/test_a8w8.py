@@ -9,7 +9,7 @@ import pytest
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
-from tests.support.nouns import Config, Launch, Machine, Patch, Record, Target, each, registry
+from tests.support.nouns import Config, Launch, Machine, Patch, Record, Target, cases, heavy, registry
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
@@ -40,26 +40,23 @@ CONFIGS = (
 )  # fmt: skip
 
 
-@each(
-    ("problem", "target", "reason"),
-    [
-        (FP8, GFX942, None),
-        (INT8, GFX942, None),
-        (INT8, SM90, None),
-        (replace(FP8, b=FP8.b._replace(dtype="fp8e5m2fnuz")), GFX942, None),
-        (FP8, GFX950, f"no matrix instruction for {NUZ} (A); its fp8 encoding is fn"),
-        (replace(FP8, b=FP8.b._replace(dtype="int8")), GFX942, f"fp8 by fp8 or int8 by int8, not {NUZ} by int8"),
-        (FAMILY.problem(Problem(8, 8, 8, *matrices())), GFX942, "not fp16 by fp16"),
-        (replace(FP8, c=Operand(NUZ)), GFX942, f"gives bf16, fp16, fp32, not {NUZ}"),
-        (replace(INT8, c=Operand("int32")), GFX942, "not int32"),
-    ],
+@cases(
+    (FP8, GFX942, None),
+    (INT8, GFX942, None),
+    (INT8, SM90, None),
+    (replace(FP8, b=FP8.b._replace(dtype="fp8e5m2fnuz")), GFX942, None),
+    (FP8, GFX950, f"no matrix instruction for {NUZ} (A); its fp8 encoding is fn"),
+    (replace(FP8, b=FP8.b._replace(dtype="int8")), GFX942, f"fp8 by fp8 or int8 by int8, not {NUZ} by int8"),
+    (FAMILY.problem(Problem(8, 8, 8, *matrices())), GFX942, "not fp16 by fp16"),
+    (replace(FP8, c=Operand(NUZ)), GFX942, f"gives bf16, fp16, fp32, not {NUZ}"),
+    (replace(INT8, c=Operand("int32")), GFX942, "not int32"),
 )
-def test_what_it_is_for(problem: Problem, target: Target, reason: str | None) -> None:
+def test_what_it_is_for(problem: Problem, target: Target, reason: str | None, /) -> None:
     found = FAMILY.supports(problem, target)
     assert found if reason is None else reason in found.reason and not found
 
 
-@pytest.mark.parametrize("problem", [FP8, pytest.param(INT8, marks=pytest.mark.heavy)], ids=["fp8", "int8"])
+@pytest.mark.parametrize("problem", [FP8, heavy(INT8)], ids=["fp8", "int8"])
 def test_every_template_applies_the_scales(interpreted: Interpreted, problem: Problem) -> None:
     if problem.a.type.is_fp8:
         problem = replace(problem, a=problem.a._replace(dtype=OCP), b=problem.b._replace(dtype=OCP))
@@ -70,8 +67,7 @@ def test_every_template_applies_the_scales(interpreted: Interpreted, problem: Pr
 
 def test_the_search_space_has_configs_of_both_kinds_and_the_winner_takes_the_scales() -> None:
     for problem, target in ((FP8, GFX942), (INT8, GFX942), (INT8, GFX950), (replace(INT8, m=2), SM90)):
-        kept = prune.prune(space(problem, target), problem, target).kept
-        found = {c.template for c in kept}
+        found = {c.template for c in prune.prune(space(problem, target), problem, target).kept}
         assert "tile" in found and ("ws_tma" in found) == (target is SM90)
     text = render.winner(replace(FP8, bias="none"), SPLIT, GFX942, "")
     assert "def matmul(a, b, scale_a, scale_b):" in text
@@ -90,8 +86,7 @@ def plan(folder: Path, *options: str, arch: str = "gfx942") -> Path:
 @pytest.mark.parametrize(("arch", "dtype"), [("gfx942", "fp8"), ("gfx950", "int8")])
 def test_a_plan_has_the_scales_and_runs(tmp_path: Path, arch: str, dtype: str) -> None:
     path = plan(tmp_path, "-dtype_a", dtype, "--config", SPLIT.name, "--bias-vector", "m", arch=arch)
-    data = json.loads(path.read_text())
-    about = {b["name"]: b for b in data["buffers"]}
+    about = {b["name"]: b for b in json.loads(path.read_text())["buffers"]}
     assert list(about) == ["a", "b", "c", "scale_a", "scale_b", "bias", "workspace", "semaphore"]
     for name, shape in (("scale_a", [33, 1]), ("scale_b", [100])):
         assert (about[name]["role"], about[name]["dtype"], about[name]["shape"]) == (name, "fp32", shape)
@@ -122,13 +117,12 @@ def test_exported_kernels_are_distinguished_from_those_without_scales(tmp_path: 
     built, _, _ = asm.compile(asm.compile_job(config, scaled, GFX942))
     launch = registry.get(KernelBackend, "asm").launch(replace(built, path="x"), scaled, GFX942)
     ours = prepare.prepare_launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]
-    assert isinstance(launch, Launch) and isinstance(ours, Launch)
-    assert launch.buffers == ours.buffers
+    assert isinstance(launch, Launch) and isinstance(ours, Launch) and launch.buffers == ours.buffers
     addresses = dict(zip(("a", "b", "scale_a", "scale_b", "workspace", "semaphore"), range(1, 7), strict=True))
     assert ours.pack(addresses).startswith(launch.pack(addresses)[: len(ours.pack(addresses))])
 
 
-def test_instances_of_ck() -> None:
+def test_instances_of_ck_and_where_pytorch_scales_rows() -> None:
     problem = replace(FP8, m=256, n=512, k=1024, b=FP8.b._replace(row_major=False))
     library = registry.get(KernelBackend, "ck")
     configs = library.candidates(replace(problem, bias="none", m=16, k=8192), GFX942)
@@ -145,6 +139,13 @@ def test_instances_of_ck() -> None:
         replace(problem, a=problem.a._replace(dtype=OCP), b=problem.b._replace(dtype=OCP)), SM90
     ).reason
     assert reason == "its kernels can't apply scale_a in the epilogue"
+    linear = FAMILY.problem(Problem(32, 64, 128, *matrices(OCP, c="bf16", layout="TN")))
+    assert torch_backend.function(linear) == registry.baseline().torch_function(linear) == "_scaled_mm"
+    assert torch_backend.function(replace(linear, c=Operand("fp16"))) == ""
+    assert torch_backend.function(replace(INT8, m=32)) == "_int_mm"
+    assert torch_backend.function(replace(INT8, m=16)) == ""
+    text = render.module(linear, [SPLIT], SM90, 0.1, 1.0, library="_scaled_mm")
+    assert "torch._scaled_mm(a, b, scale_a[:, None], scale_b[None, :], bias=None, out_dtype=c.dtype)" in text
 
 
 AVAILABLE = registry.get(Backend, "ck").available()
@@ -161,16 +162,5 @@ def test_an_instance_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str
     two = plan(tmp_path / "two", *common, "-k", "1032", "-n", "96", "-m", "40", "--config", CK.format(4), arch=arch)
     for path, init in ((one, "poison"), (two, "zero")):
         about = {b["name"]: b for b in json.loads(path.read_text())["buffers"]}
-        assert {"a", "b", "c", "scale_a", "scale_b"} == set(about)
-        assert about["c"]["init"] == init
+        assert {"a", "b", "c", "scale_a", "scale_b"} == set(about) and about["c"]["init"] == init
     emulated.run_scaled(tmp_path, one, two)
-
-
-def test_pytorch_scales_rows_only_where_it_can() -> None:
-    linear = FAMILY.problem(Problem(32, 64, 128, *matrices(OCP, c="bf16", layout="TN")))
-    assert torch_backend.function(linear) == registry.baseline().torch_function(linear) == "_scaled_mm"
-    assert torch_backend.function(replace(linear, c=Operand("fp16"))) == ""
-    assert torch_backend.function(replace(INT8, m=32)) == "_int_mm"
-    assert torch_backend.function(replace(INT8, m=16)) == ""
-    text = render.module(linear, [SPLIT], SM90, 0.1, 1.0, library="_scaled_mm")
-    assert "torch._scaled_mm(a, b, scale_a[:, None], scale_b[None, :], bias=None, out_dtype=c.dtype)" in text

@@ -3,20 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tests.support.nouns import Patch, Problem, Target, each, load_target, matrices
+from tests.support.nouns import Patch, Problem, Target, cases, load_target, matrices
 from tritongemm.numerics import computable_families
 from tritongemm.numerics.computable_families import name_others
 
 
-@each(
-    ("target", "able", "unable"),
-    [
-        ("gfx950", {"dense", "a8w8", "a8w8_blockscale", "a4w4_blockscale", "a4w4_bpreshuffle"}, set[str]()),
-        ("gfx942", {"a8w8", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale"}, set[str]()),
-        ("sm80", {"dense", "a8w8"}, {"a4w4_blockscale", "a4w4_bpreshuffle"}),
-    ],
+@cases(
+    ("gfx950", {"dense", "a8w8", "a8w8_blockscale", "a4w4_blockscale", "a4w4_bpreshuffle"}, set[str]()),
+    ("gfx942", {"a8w8", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale"}, set[str]()),
+    ("sm80", {"dense", "a8w8"}, {"a4w4_blockscale", "a4w4_bpreshuffle"}),
 )
-def test_what_a_target_computes(target: str, able: set[str], unable: set[str]) -> None:
+def test_what_a_target_computes(target: str, able: set[str], unable: set[str], /) -> None:
     nowhere = Problem(16, 256, 256, family="of a plug-in that is gone")
     found = {*name_others(nowhere, load_target(target)).partition("families ")[2].split(", ")}
     assert able <= found and not unable & found

@@ -13,6 +13,7 @@ from tests.support.covering import pairwise
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
 from tests.support.nouns import Config, Family, Groups, InputError, KernelBackend, Patch, Problem, matrices, registry
+from tests.support.tables import apart
 from tritongemm.codegen import render
 from tritongemm.measure.interpreting import mend_interpreter
 from tritongemm.search.cost_model import model
@@ -67,18 +68,15 @@ def test_an_interpreter_without_such_products_says_so(monkeypatch: Patch) -> Non
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
-@pytest.mark.parametrize(
-    ("arch", "dtype", "scales"),
-    [
-        ("sm100", *FORMS[0]),
-        pytest.param("sm100", *FORMS[1], marks=pytest.mark.heavy),
-        pytest.param("sm100", *FORMS[2], marks=pytest.mark.heavy),
-        pytest.param("sm100", *FORMS[3], marks=pytest.mark.heavy),
-        ("sm90", FP4, "mx"),
-    ],
+@apart(
+    ("sm100", *FORMS[0]),
+    pytest.param("sm100", *FORMS[1], marks=pytest.mark.heavy),
+    pytest.param("sm100", *FORMS[2], marks=pytest.mark.heavy),
+    pytest.param("sm100", *FORMS[3], marks=pytest.mark.heavy),
+    ("sm90", FP4, "mx"),
     ids=str,
 )
-def test_kernels_apply_powers_of_two(interpreted: Interpreted, arch: str, dtype: str, scales: str) -> None:
+def test_kernels_apply_powers_of_two(arch: str, dtype: str, scales: str, /, interpreted: Interpreted) -> None:
     """By the generated module's own inputs and reference, and by the family's."""
     problem = of(dtype, scales)
     target = target_files.load_target(arch)
@@ -104,16 +102,13 @@ def test_gemv_multiplies_numbers_by_their_powers(interpreted: Interpreted, dtype
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
-@pytest.mark.parametrize(
-    ("dtype", "scales", "shared"),
-    [
-        (*FORMS[1], "b"),
-        (*FORMS[2], "a"),
-        *(pytest.param(*FORMS[i], "", marks=pytest.mark.heavy) for i in (0, 3)),  # a kernel of groups has these
-    ],
+@apart(
+    (*FORMS[1], "b"),
+    (*FORMS[2], "a"),
+    *(pytest.param(*FORMS[i], "", marks=pytest.mark.heavy) for i in (0, 3)),  # a kernel of groups has these
 )
 def test_each_product_of_a_batch_has_its_own_powers(
-    interpreted: Interpreted, dtype: str, scales: str, shared: str
+    dtype: str, scales: str, shared: str, /, interpreted: Interpreted
 ) -> None:
     problem = of(dtype, scales, 5, 21, 160, batch=2, shared=shared)
     target, family = target_files.load_target("sm100"), registry.get(Family, problem.family)
@@ -124,15 +119,12 @@ def test_each_product_of_a_batch_has_its_own_powers(
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
-@pytest.mark.parametrize(
-    ("dtype", "scales", "room"),
-    [
-        (*FORMS[0], 36),
-        (*FORMS[3], 0),
-        *(pytest.param(*FORMS[i], room, marks=pytest.mark.heavy) for i, room in ((1, 0), (2, 36))),
-    ],
+@apart(
+    (*FORMS[0], 36),
+    (*FORMS[3], 0),
+    *(pytest.param(*FORMS[i], room, marks=pytest.mark.heavy) for i, room in ((1, 0), (2, 36))),
 )
-def test_each_group_has_its_own_powers(interpreted: Interpreted, dtype: str, scales: str, room: int) -> None:
+def test_each_group_has_its_own_powers(dtype: str, scales: str, room: int, /, interpreted: Interpreted) -> None:
     problem, target = uneven(dtype, scales, room, n=21, k=160), target_files.load_target("sm100")
     assert registry.get(Family, problem.family).supports(problem, target)
     configs = [c for c in MX_GROUPED if TRITON.check(c, problem, target)]
@@ -197,8 +189,7 @@ MANY = ({"batch": 4}, {"groups": Groups(8)}, {"groups": Groups(8, 64)})
 def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, str], more: dict[str, Any]) -> None:
     target = target_files.load_target(arch)
     problem = of(*form, 64, 2112, 7168, **more)
-    assert registry.get(Family, problem.family).supports(problem, target)
-    assert TRITON.candidates(problem, target)
+    assert registry.get(Family, problem.family).supports(problem, target) and TRITON.candidates(problem, target)
 
 
 ON_HOPPER = [*((c, {}) for c in CONFIGS), (MX_BATCHED[0], {"batch": 2}),

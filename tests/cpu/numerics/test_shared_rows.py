@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.support.nouns import Family, Groups, Problem, Support, each, matrices, registry
+from tests.support.nouns import Family, Groups, Problem, Support, cases, matrices, registry
 from tritongemm.numerics import shared_rows
 
 FP8 = matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")
@@ -31,10 +31,12 @@ def summed(problem: Problem, runs: int = 1) -> str | Support:
     return shared_rows.hash_rows(problem, made["c"])
 
 
-def test_a_row_has_one_hash_at_every_m_and_another_in_another_order() -> None:
+def test_rows_have_one_hash_in_one_order_and_products_without_equal_rows_are_refused() -> None:
     found = {summed(PROBLEM.at(m)) for m in (1, 2, 9, 40)}
-    assert len(found) == 1
-    assert len(found | {summed(PROBLEM, runs) for runs in (2, 4, 8)}) == 4
+    assert len(found) == 1 and len(found | {summed(PROBLEM, runs) for runs in (2, 4, 8)}) == 4
+    assert "of its own in the bias" in str(shared_rows.supports(Problem(3, 4, 5, bias="m")))
+    assert "in what is added to C" in str(shared_rows.supports(Problem(3, 4, 5, epilogue="add")))
+    assert "room of their own" in str(shared_rows.supports(Problem(6, 4, 5, groups=Groups(2, room=3))))
 
 
 def test_equal_rows_with_other_bits_are_named() -> None:
@@ -47,20 +49,17 @@ def test_equal_rows_with_other_bits_are_named() -> None:
     assert isinstance(shared_rows.hash_rows(PROBLEM, made["c"]), str)
 
 
-@each(
-    "problem",
-    [
-        Problem(13, 24, 96, *matrices("fp16", layout="NT")),
-        Problem(13, 24, 96, *matrices("bf16", layout="TN"), batch=3), Problem(13, 24, 96, *FP8),
-        scaled("a8w8", "row"), scaled("a8w8", "tensor"), scaled("a8w8_blockscale", "block_rows"),
-        scaled("a8w8_blockscale", "block_tma"), scaled("a4w4_blockscale", "mx", "fp4e2m1"),
-        replace(Problem(13, 24, 96, *matrices("bf16", layout="TN")), groups=Groups(3)),
-        replace(scaled("a8w8", "row"), groups=Groups(3)),
-        replace(scaled("a8w8_blockscale", "block"), groups=Groups(4, spread="skewed")),
-        scaled("a4w4_blockscale", "mx_shuffled", "fp4e2m1"),
-    ],
+@cases(
+    Problem(13, 24, 96, *matrices("fp16", layout="NT")),
+    Problem(13, 24, 96, *matrices("bf16", layout="TN"), batch=3), Problem(13, 24, 96, *FP8),
+    scaled("a8w8", "row"), scaled("a8w8", "tensor"), scaled("a8w8_blockscale", "block_rows"),
+    scaled("a8w8_blockscale", "block_tma"), scaled("a4w4_blockscale", "mx", "fp4e2m1"),
+    replace(Problem(13, 24, 96, *matrices("bf16", layout="TN")), groups=Groups(3)),
+    replace(scaled("a8w8", "row"), groups=Groups(3)),
+    replace(scaled("a8w8_blockscale", "block"), groups=Groups(4, spread="skewed")),
+    scaled("a4w4_blockscale", "mx_shuffled", "fp4e2m1"),
 )  # fmt: skip
-def test_operands_are_in_memory_as_a_problems_own(problem: Problem) -> None:
+def test_operands_are_in_memory_as_a_problems_own(problem: Problem, /) -> None:
     family = registry.get(Family, problem.family)
     made, usual = shared_rows.make_operands(problem, "cpu"), family.make_inputs(problem, "cpu")
     assert {n: (t.shape, t.stride(), t.dtype) for n, t in made.items() if n != "c"} == {
@@ -74,9 +73,3 @@ def test_operands_are_in_memory_as_a_problems_own(problem: Problem) -> None:
         reference[..., alike, :], reference[..., alike[:1], :].expand_as(reference[..., alike, :]), rtol=0, atol=1e-9
     )
     assert shared_rows.make_operands(problem.at(1), "cpu")["b"].equal(made["b"]) or problem.a.type.is_fp8
-
-
-def test_products_whose_rows_have_nothing_in_common_are_refused() -> None:
-    assert "of its own in the bias" in str(shared_rows.supports(Problem(3, 4, 5, bias="m")))
-    assert "in what is added to C" in str(shared_rows.supports(Problem(3, 4, 5, epilogue="add")))
-    assert "room of their own" in str(shared_rows.supports(Problem(6, 4, 5, groups=Groups(2, room=3))))

@@ -9,7 +9,7 @@ import torch
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
-from tests.support.nouns import Artifact, Config, Patch, each, registry
+from tests.support.nouns import Artifact, Config, Patch, cases, each, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import param_layout, scaled
@@ -44,8 +44,7 @@ def test_the_order_of_b(dtype: torch.dtype, run: int) -> None:
         else torch.arange(96 * 48, dtype=dtype).reshape(48, 96).T
     )
     mixed = LAYOUT.pack(b)
-    assert mixed.shape == b.shape and mixed.T.is_contiguous()
-    assert torch.equal(LAYOUT.unpack(mixed), b)
+    assert mixed.shape == b.shape and mixed.T.is_contiguous() and torch.equal(LAYOUT.unpack(mixed), b)
     flat = mixed.T.reshape(-1)
     for k, n in ((0, 0), (run, 0), (0, 1), (33, 17), (95, 47), (run + 1, 15)):
         place = n // 16 * 16 * 96 + k // 32 * 512 + k % 32 // run * 16 * run + n % 16 * run + k % run
@@ -56,12 +55,10 @@ def test_the_order_of_b(dtype: torch.dtype, run: int) -> None:
 def test_who_reads_it(family: str) -> None:
     one = problem(family)
     target = GFX950 if "a4w4" in family else GFX942
-    ours = {axes.template for axes in space(one, target).axes}
-    assert ours == {"tile", "stream_k"}
+    assert {axes.template for axes in space(one, target).axes} == {"tile", "stream_k"}
     assert registry.get(KernelBackend, "ck").candidates(replace(one, k=1024), target)
     described = {axes.template for axes in space(one, target_files.load_target("sm90")).axes}
-    assert not described & {"tma", "persistent", "ws_tma"}
-    assert torch_backend.function(one) == ""
+    assert not described & {"tma", "persistent", "ws_tma"} and torch_backend.function(one) == ""
     assert launch_plans.operands(one)["b"]["order"] == "shuffled"
     assert "order" not in launch_plans.operands(replace(one, b=one.b._replace(order=PLAIN)))["b"]
 
@@ -70,26 +67,23 @@ MANIFEST = "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n"
 I8, MX, BLOCK = "I8gemm_bf16_perTokenI8_32x128", "f4gemm_bf16_per1x32Fp4_256x256", "fp8gemm_bf16_blockscale_32x128"
 
 
-@each(
-    ("symbol", "shuffled", "one", "reason"),
-    [
-        (I8, 1, problem("a8w8"), None),
-        (I8, 1, problem("a8w8", k=192), "multiple of 128 and N of 256"),
-        (I8, 1, replace(problem("a8w8"), c=Operand("fp32")), "writes bf16"),
-        (I8, 1, replace(problem("a8w8"), bias="n"), "adds nothing"),
-        (I8, 1, replace(problem("a8w8"), a=Operand(NUZ), b=Operand(NUZ, False, LAYOUT.name)), "int8 with a scale"),
-        (I8, 1, problem("a8w8", order=PLAIN), "B must be shuffled beforehand"),
-        (I8, 0, problem("a8w8"), "reads B as it is"),
-        (I8, 1, problem("a8w8", m=2**24), "beyond its 32-bit"),
-        (BLOCK, 1, problem("a8w8_blockscale", m=1), None),
-        (BLOCK, 1, problem("a8w8"), "fp8 with a scale for each 128"),
-        (MX, 1, problem("a4w4_blockscale"), None),
-        (MX, 1, problem("a4w4_blockscale", m=32, k=256), "512 scales of A before it looks at M; A has 256"),
-        (MX, 0, problem("a4w4_blockscale", m=512, order=PLAIN), None),
-        (MX, 0, problem("a4w4_blockscale", order=PLAIN), "M must be a multiple of 256"),
-    ],
+@cases(
+    (I8, 1, problem("a8w8"), None),
+    (I8, 1, problem("a8w8", k=192), "multiple of 128 and N of 256"),
+    (I8, 1, replace(problem("a8w8"), c=Operand("fp32")), "writes bf16"),
+    (I8, 1, replace(problem("a8w8"), bias="n"), "adds nothing"),
+    (I8, 1, replace(problem("a8w8"), a=Operand(NUZ), b=Operand(NUZ, False, LAYOUT.name)), "int8 with a scale"),
+    (I8, 1, problem("a8w8", order=PLAIN), "B must be shuffled beforehand"),
+    (I8, 0, problem("a8w8"), "reads B as it is"),
+    (I8, 1, problem("a8w8", m=2**24), "beyond its 32-bit"),
+    (BLOCK, 1, problem("a8w8_blockscale", m=1), None),
+    (BLOCK, 1, problem("a8w8"), "fp8 with a scale for each 128"),
+    (MX, 1, problem("a4w4_blockscale"), None),
+    (MX, 1, problem("a4w4_blockscale", m=32, k=256), "512 scales of A before it looks at M; A has 256"),
+    (MX, 0, problem("a4w4_blockscale", m=512, order=PLAIN), None),
+    (MX, 0, problem("a4w4_blockscale", order=PLAIN), "M must be a multiple of 256"),
 )  # fmt: skip
-def test_which_kernels_fit(tmp_path: Path, symbol: str, shuffled: int, one: Problem, reason: str | None) -> None:
+def test_which_kernels_fit(symbol: str, shuffled: int, one: Problem, reason: str | None, /, tmp_path: Path) -> None:
     path = tmp_path / "kernels.csv"
     path.write_text(
         f"{MANIFEST}32,256,1,{shuffled},{symbol},k.co\n".replace("32,256", "256,256" if symbol == MX else "32,256")
@@ -101,24 +95,20 @@ def test_which_kernels_fit(tmp_path: Path, symbol: str, shuffled: int, one: Prob
         assert not found and reason in refused[symbol]
 
 
-@each(
-    ("symbol", "family", "k", "offered"),
-    [
-        (MX, "a4w4_blockscale", 7168, [1, 2, 4, 8]),  # 8 shares of full steps are 7, which AITER launches so
-        (MX, "a4w4_blockscale", 512, [1, 2]),
-        (I8, "a8w8", 7168, [1, 2, 3, 4, 5, 6, 7, 8]),
-        (I8, "a8w8", 1280, [1, 2, 3, 4, 5]),
-        (BLOCK, "a8w8_blockscale", 2048, [1, 2, 3, 4, 6, 8]),
-    ],
+@cases(
+    (MX, "a4w4_blockscale", 7168, [1, 2, 4, 8]),  # 8 shares of full steps are 7, which AITER launches so
+    (MX, "a4w4_blockscale", 512, [1, 2]),
+    (I8, "a8w8", 7168, [1, 2, 3, 4, 5, 6, 7, 8]),
+    (I8, "a8w8", 1280, [1, 2, 3, 4, 5]),
+    (BLOCK, "a8w8_blockscale", 2048, [1, 2, 3, 4, 6, 8]),
 )
 def test_every_split_that_aiters_tuner_tries(
-    tmp_path: Path, symbol: str, family: str, k: int, offered: list[int]
+    symbol: str, family: str, k: int, offered: list[int], /, tmp_path: Path
 ) -> None:
     path = tmp_path / "kernels.csv"
     path.write_text(f"{MANIFEST}32,256,1,1,{symbol},k.co\n")
     found, _ = asm.survey(problem(family, m=128, k=k), GFX950 if symbol == MX else GFX942, [path])
-    assert sorted(c.split_k for c in found) == offered
-    assert scaled.groups_along_k("fp4", 7168, 8) == 7
+    assert sorted(c.split_k for c in found) == offered and scaled.groups_along_k("fp4", 7168, 8) == 7
 
 
 def test_a_bias_of_zeros() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tritongemm
 from tests.support.mixtures import one_by_one
-from tests.support.nouns import InputError, each
+from tests.support.nouns import InputError, apart, cases, each, fails, refuses
 from tests.support.operation_calls import CALLS, Rows
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.four_bit_weights import PackedWeight
@@ -107,8 +107,7 @@ def test_experts_are_packed_as_each_alone(order: str) -> None:
         for number, alone in enumerate(each_alone):
             wanted = pack(*alone, order=order)
             assert all(torch.equal(one[number], other) for one, other in zip(packed[:2], wanted[:2], strict=True))
-    with pytest.raises(InputError, match=r"it is of floats \[2, groups, N=24\]"):
-        tritongemm.pack_gptq(torch.stack((GPTQ, GPTQ)), HALF)
+    refuses(r"it is of floats \[2, groups, N=24\]", tritongemm.pack_gptq, torch.stack((GPTQ, GPTQ)), HALF)
 
 
 @each("order", ["plain", "halves_32"])
@@ -150,93 +149,80 @@ def test_nvfp4_has_the_numbers_that_it_stores(order: str) -> None:
         assert deviation(tritongemm.linear_w4(X, *wrong), X.double() @ exact.t()) > 0.1
 
 
-def test_factors_of_long_groups_and_of_columns_are_repeated() -> None:
+def test_factors_of_long_groups_and_scales_that_are_refused() -> None:
     for k, groups, stored in ((256, 2, 2), (256, 1, 2), (96, 1, 3)):
         scale = HALF[:groups]
         packed = tritongemm.pack_gptq(GPTQ[: k // 8], scale, dtype=torch.float16)
         assert packed.scale.shape == (stored, N) and packed.scale.dtype == torch.float16
         assert torch.equal(packed.scale[-1].bfloat16(), scale[-1])
+    refuses(r"hold NaN or infinity, as torch\.float16", tritongemm.pack_gptq, GPTQ, HALF * 2**14, dtype=torch.float16)
+    refuses("multiples of 128", tritongemm.pack_gptq, GPTQ, HALF, order="halves_128")
+    with pytest.raises(InputError, match="checkpoint_format is 'marlin'; there are: gptq, gptq_v2"):
+        tritongemm.pack_gptq(GPTQ, HALF, checkpoint_format="marlin")
+    x, weight, scale = torch.ones(2, 100).bfloat16(), torch.zeros(8, 50, dtype=torch.uint8), torch.ones(3, 8).bfloat16()
+    refuses("K=100 is no multiple of 32, the shortest group", tritongemm.linear_w4, x, weight, scale)
 
 
-def test_a_gradient_reaches_the_activations() -> None:
+def test_a_gradient_reaches_the_activations_through_any_order() -> None:
     packed, x = CHECKPOINTS["gptq"](), X.clone().requires_grad_()
     tritongemm.linear_w4(x, *packed).sum().backward()
     assert deviation(x.grad, ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).sum(0).expand(3, -1)) < 2e-2
-
-
-BYTES, ONE_FACTOR = torch.zeros(N, K // 2, dtype=torch.uint8), torch.ones(1)
-FACTORS = torch.ones(N, K // 16).to(torch.float8_e4m3fn)
-
-
-@each(
-    ("function", "given", "said"),
-    [
-        ("pack_gptq", (GPTQ, HALF, filled(0x777F7777, GROUPS, N // 8)), "the zero point 16; a number .* from 0 to 15"),
-        ("pack_gptq", (GPTQ, HALF, None, ASCENDING.flip(0)), "desc_act"),
-        ("pack_gptq", (GPTQ.long(), HALF), r"qweight is torch.int64 \(32, 24\); it is int32 \[K / 8, N\]"),
-        ("pack_gptq", (GPTQ, HALF[:3]), r"scales is .* \(3, 24\); it is of floats \[groups, N=24\].* divide K=256"),
-        ("pack_gptq", (GPTQ, HALF.repeat(4, 1)), "groups of 16 along K have no kernels"),
-        ("pack_gptq", (GPTQ, HALF * float("nan")), "hold NaN or infinity"),
-        ("pack_gptq", (GPTQ, HALF.tolist()), "scales must be a tensor, not list"),
-        ("pack_awq", (AWQ, HALF, filled(EIGHTS, GROUPS, N)), r"qzeros is \(4, 24\); beside .* it is \(4, 3\)"),
-        ("pack_compressed_tensors", (COMPRESSED, HALF), r"weight_scale is .* \(4, 24\); .* \[N=24, groups\]"),
-        ("pack_compressed_tensors", (COMPRESSED, HALF.t(), None, ASCENDING.flip(0)), "actorder"),
-        ("pack_mxfp4", (torch.zeros(N, 8, 15).byte(), torch.zeros(N, 8).byte()), r"blocks are .* \(24, 8, 15\)"),
-        ("pack_mxfp4", (torch.zeros(N, 8, 16).byte(), torch.full((N, 8), 255).byte()), "scales hold NaN"),
-        ("pack_nvfp4", (BYTES, FACTORS[:, 1:], ONE_FACTOR), r"weight_scale \(24, 15\); they are uint8 \[N, K / 2\]"),
-        ("pack_nvfp4", (BYTES, FACTORS.float(), ONE_FACTOR), "weight_scale is torch.float32, global_scale"),
-        ("pack_nvfp4", (BYTES, FACTORS, ONE_FACTOR.repeat(3)), r"\(3,\); they are .* split layers"),
-        ("pack_nvfp4", (BYTES, FACTORS, ONE_FACTOR * float("nan")), "holds NaN or infinity"),
-    ],
-)  # fmt: skip
-def test_what_no_kernel_reads_is_refused(function: str, given: Any, said: str) -> None:
-    with pytest.raises((InputError, TypeError), match=said):
-        getattr(tritongemm, function)(*given)
-
-
-def test_scales_beyond_the_type_of_activations_are_refused() -> None:
-    with pytest.raises(InputError, match=r"hold NaN or infinity, as torch\.float16"):
-        tritongemm.pack_gptq(GPTQ, HALF * 2**14, dtype=torch.float16)
-    with pytest.raises(InputError, match="multiples of 128"):
-        tritongemm.pack_gptq(GPTQ, HALF, order="halves_128")
-    with pytest.raises(InputError, match="checkpoint_format is 'marlin'; there are: gptq, gptq_v2"):
-        tritongemm.pack_gptq(GPTQ, HALF, checkpoint_format="marlin")
-
-
-def test_a_plain_weight_is_put_into_an_order_and_back() -> None:
     packed = CHECKPOINTS["gptq"]()
     ordered = tritongemm.pack_weight(packed.weight, "halves_32")
     assert torch.equal(ordered, CHECKPOINTS["gptq"](order="halves_32").weight)
     assert torch.equal(tritongemm.unpack_weight(ordered, "halves_32"), packed.weight)
 
 
+BYTES, ONE_FACTOR = torch.zeros(N, K // 2, dtype=torch.uint8), torch.ones(1)
+FACTORS = torch.ones(N, K // 16).to(torch.float8_e4m3fn)
+
+
+@cases(
+    ("pack_gptq", (GPTQ, HALF, filled(0x777F7777, GROUPS, N // 8)), "the zero point 16; a number .* from 0 to 15"),
+    ("pack_gptq", (GPTQ, HALF, None, ASCENDING.flip(0)), "desc_act"),
+    ("pack_gptq", (GPTQ.long(), HALF), r"qweight is torch.int64 \(32, 24\); it is int32 \[K / 8, N\]"),
+    ("pack_gptq", (GPTQ, HALF[:3]), r"scales is .* \(3, 24\); it is of floats \[groups, N=24\].* divide K=256"),
+    ("pack_gptq", (GPTQ, HALF.repeat(4, 1)), "groups of 16 along K have no kernels"),
+    ("pack_gptq", (GPTQ, HALF * float("nan")), "hold NaN or infinity"),
+    ("pack_gptq", (GPTQ, HALF.tolist()), "scales must be a tensor, not list"),
+    ("pack_awq", (AWQ, HALF, filled(EIGHTS, GROUPS, N)), r"qzeros is \(4, 24\); beside .* it is \(4, 3\)"),
+    ("pack_compressed_tensors", (COMPRESSED, HALF), r"weight_scale is .* \(4, 24\); .* \[N=24, groups\]"),
+    ("pack_compressed_tensors", (COMPRESSED, HALF.t(), None, ASCENDING.flip(0)), "actorder"),
+    ("pack_mxfp4", (torch.zeros(N, 8, 15).byte(), torch.zeros(N, 8).byte()), r"blocks are .* \(24, 8, 15\)"),
+    ("pack_mxfp4", (torch.zeros(N, 8, 16).byte(), torch.full((N, 8), 255).byte()), "scales hold NaN"),
+    ("pack_nvfp4", (BYTES, FACTORS[:, 1:], ONE_FACTOR), r"weight_scale \(24, 15\); they are uint8 \[N, K / 2\]"),
+    ("pack_nvfp4", (BYTES, FACTORS.float(), ONE_FACTOR), "weight_scale is torch.float32, global_scale"),
+    ("pack_nvfp4", (BYTES, FACTORS, ONE_FACTOR.repeat(3)), r"\(3,\); they are .* split layers"),
+    ("pack_nvfp4", (BYTES, FACTORS, ONE_FACTOR * float("nan")), "holds NaN or infinity"),
+)  # fmt: skip
+def test_what_no_kernel_reads_is_refused(function: str, given: Any, said: str, /) -> None:
+    with pytest.raises((InputError, TypeError), match=said):
+        getattr(tritongemm, function)(*given)
+
+
 ONE = torch.ones(8, N)
 RIGHT: dict[str, Any] = {"x": X, "weight": CHECKPOINTS["gptq"]().weight, "scale": HALF}
 
 
-@each(
-    ("wrong", "said"),
-    [
-        ({"weight": 3}, "weight must be a tensor, not int"),
-        ({"x": X.float()}, r"x is torch\.float32; activations beside four bits"),
-        ({"x": X[:, 1:]}, r"x is \(3, 255\); .* it is \[..., 256\]"),
-        ({"weight": RIGHT["weight"].char()}, r"weight is torch\.int8 \(24, 128\); it is uint8"),
-        ({"scale": SCALES.float()}, r"scale is torch\.float32; of fp4 it is e8m0 .*, of int4 x's type"),
-        ({"scale": HALF[:3]}, r"scale is .* \(3, 24\); for N=24, K=256 it is \[2 or 4 or 8 groups .* groups divide K"),
-        ({"scale": HALF[:, None].repeat(1, 3, 1)}, r"with zero points \[groups, 2, 24\]"),
-        ({"scale": ONE.byte()}, r"or of fp4 \[24, 8\] e8m0 or \[16, 24\] bfloat16"),
-        ({"scale": HALF.to("meta")}, "scale is on meta"),
-        ({"order": "backwards"}, "no weight layout is called 'backwards'"),
-        ({"order": "halves_128"}, "multiples of 128; weight has N 24 and K 256"),
-        ({"scale_x": ONE[:, :1]}, r"x is torch\.bfloat16; .* or with a scale_x fp8 or int8"),
-        ({"x": X.to(torch.float8_e4m3fn), "scale_x": ONE}, r"scale_x is torch\.float32 \(8, 24\); .* of 3 rows"),
-        ({"bias": ONE[0, 1:]}, r"bias is \(23,\)"),
-        ({"out_dtype": torch.int8}, r"out_dtype is torch\.int8"),
-    ],
+@cases(
+    ({"weight": 3}, "weight must be a tensor, not int"),
+    ({"x": X.float()}, r"x is torch\.float32; activations beside four bits"),
+    ({"x": X[:, 1:]}, r"x is \(3, 255\); .* it is \[..., 256\]"),
+    ({"weight": RIGHT["weight"].char()}, r"weight is torch\.int8 \(24, 128\); it is uint8"),
+    ({"scale": SCALES.float()}, r"scale is torch\.float32; of fp4 it is e8m0 .*, of int4 x's type"),
+    ({"scale": HALF[:3]}, r"scale is .* \(3, 24\); for N=24, K=256 it is \[2 or 4 or 8 groups .* groups divide K"),
+    ({"scale": HALF[:, None].repeat(1, 3, 1)}, r"with zero points \[groups, 2, 24\]"),
+    ({"scale": ONE.byte()}, r"or of fp4 \[24, 8\] e8m0 or \[16, 24\] bfloat16"),
+    ({"scale": HALF.to("meta")}, "scale is on meta"),
+    ({"order": "backwards"}, "no weight layout is called 'backwards'"),
+    ({"order": "halves_128"}, "multiples of 128; weight has N 24 and K 256"),
+    ({"scale_x": ONE[:, :1]}, r"x is torch\.bfloat16; .* or with a scale_x fp8 or int8"),
+    ({"x": X.to(torch.float8_e4m3fn), "scale_x": ONE}, r"scale_x is torch\.float32 \(8, 24\); .* of 3 rows"),
+    ({"bias": ONE[0, 1:]}, r"bias is \(23,\)"),
+    ({"out_dtype": torch.int8}, r"out_dtype is torch\.int8"),
 )
-def test_wrong_operands_are_named_before_a_launch(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises((InputError, TypeError), match=said):
-        tritongemm.linear_w4(**(RIGHT | wrong))
+def test_wrong_operands_are_named_before_a_launch(wrong: dict[str, Any], said: str, /) -> None:
+    fails((InputError, TypeError), said, tritongemm.linear_w4, **RIGHT | wrong)
 
 
 def test_ascending_groups_of_unequal_length_are_refused() -> None:
@@ -246,14 +232,7 @@ def test_ascending_groups_of_unequal_length_are_refused() -> None:
     packed, scale = torch.zeros(N, K // 8, dtype=torch.int32), torch.ones(N, GROUPS).bfloat16()
     for usual in (ASCENDING, torch.full_like(ASCENDING, -1)):
         assert tritongemm.pack_compressed_tensors(packed, scale, None, usual).scale.shape == (GROUPS, N)
-    with pytest.raises(InputError, match="weight_g_idx has groups in another order"):
-        tritongemm.pack_compressed_tensors(packed, scale, None, uneven)
-
-
-def test_a_k_that_no_group_divides_is_named() -> None:
-    x, weight, scale = torch.ones(2, 100).bfloat16(), torch.zeros(8, 50, dtype=torch.uint8), torch.ones(3, 8).bfloat16()
-    with pytest.raises(InputError, match="K=100 is no multiple of 32, the shortest group"):
-        tritongemm.linear_w4(x, weight, scale)
+    refuses("weight_g_idx has groups in another order", tritongemm.pack_compressed_tensors, packed, scale, None, uneven)
 
 
 def test_experts_of_gpt_oss_are_multiplied_as_they_are() -> None:
@@ -281,32 +260,26 @@ def test_experts_of_gpt_oss_are_multiplied_as_they_are() -> None:
     assert deviation(compute(w1, b1), exact) < 0.03
     for w, bias in ((w1 << 4 | w1 >> 4, b1), (w1, b1.roll(1, 0))):
         assert deviation(compute(w, bias), exact) > 0.1
-    with pytest.raises(InputError, match=r"w1_bias is .* \(3, 64\) floats, a row for each expert"):
-        compute(w1, b1[:1])
+    refuses(r"w1_bias is .* \(3, 64\) floats, a row for each expert", compute, w1, b1[:1])
     with pytest.raises(InputError, match="are for weights of four bits"):
         wide = torch.zeros(3, 4, 64).bfloat16(), torch.zeros(3, 64, 2).bfloat16()
         tritongemm.fused_moe(x, *wide, weights, ids, keep_activations=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "said"),
-    [
-        ("fused_moe", {"w1_scale": 1.0}, "w1_scale must be a tensor"),
-        ("fused_moe", {"w1_scale": torch.ones(3, 2, 255).bfloat16()}, r"scale is .* \(2, 255\); for N=256, K=256"),
-        ("fused_moe", {"w2_scale": torch.ones(2, 4, 256).bfloat16()}, "factors of each of 3 groups"),
-        ("fused_moe", {"x": torch.ones(5, 256)}, r"a is torch\.float32; beside weights of four bits"),
-        ("fused_moe", {"order": "backwards"}, "no weight layout is called"),
-        ("grouped_mm", {"scale_b": torch.ones(2, 2, 128).bfloat16()}, "factors of each of 3 groups"),
-        ("grouped_mm", {"b": torch.zeros(3, 128, 128).byte()}, "b has strides"),
-        ("grouped_mm", {"a": torch.ones(5, 100).bfloat16()}, r"K / 2, N\]"),
-    ],
+@apart(
+    ("fused_moe", {"w1_scale": 1.0}, "w1_scale must be a tensor"),
+    ("fused_moe", {"w1_scale": torch.ones(3, 2, 255).bfloat16()}, r"scale is .* \(2, 255\); for N=256, K=256"),
+    ("fused_moe", {"w2_scale": torch.ones(2, 4, 256).bfloat16()}, "factors of each of 3 groups"),
+    ("fused_moe", {"x": torch.ones(5, 256)}, r"a is torch\.float32; beside weights of four bits"),
+    ("fused_moe", {"order": "backwards"}, "no weight layout is called"),
+    ("grouped_mm", {"scale_b": torch.ones(2, 2, 128).bfloat16()}, "factors of each of 3 groups"),
+    ("grouped_mm", {"b": torch.zeros(3, 128, 128).byte()}, "b has strides"),
+    ("grouped_mm", {"a": torch.ones(5, 100).bfloat16()}, r"K / 2, N\]"),
 )
-def test_wrong_operands_of_experts_are_named(name: str, wrong: dict[str, Any], said: str) -> None:
+def test_wrong_operands_of_experts_are_named(name: str, wrong: dict[str, Any], said: str, /) -> None:
     call = CALLS[f"{name} int4"](Rows(5))
-    names = inspect.signature(call.function).parameters
-    right = dict(zip(names, call.given, strict=False)) | call.named
-    with pytest.raises((InputError, TypeError), match=said):
-        call.function(**(right | wrong))
+    right = dict(zip(inspect.signature(call.function).parameters, call.given, strict=False)) | call.named
+    fails((InputError, TypeError), said, call.function, **right | wrong)
 
 
 @pytest.mark.parametrize("granularity", ["row", "block", "mx"])
@@ -354,5 +327,4 @@ def test_marlins_order_has_the_numbers_that_were_packed(groups: int, zeros: bool
     exact = (numbers - (points if zeros else torch.full_like(points, 8)).repeat_interleave(K // groups, 0)).double()
     exact *= scales.repeat_interleave(K // groups, 0)
     assert deviation(tritongemm.linear_w4(X, *packed, out_dtype=torch.float32), X.double() @ exact) < 2e-3
-    with pytest.raises(InputError, match="blocks of 64 columns have 128 words"):
-        tritongemm.pack_marlin(given[0][:, :96], given[1])
+    refuses("blocks of 64 columns have 128 words", tritongemm.pack_marlin, given[0][:, :96], given[1])

@@ -1,11 +1,11 @@
 """Linear layers with an activation, as PyTorch computes them in two steps: against float64 of the separate weights."""
 
-import pytest
 import torch
 from torch.nn import functional
 
 import tritongemm
-from tritongemm.core.errors import InputError
+from tests.support.refusals import refuses
+from tests.support.tables import apart
 from tritongemm.numerics.verify import deviation
 
 X, GATE, UP = (torch.randn(rows, 96, generator=torch.Generator().manual_seed(rows)) for rows in (5, 256, 257))
@@ -16,26 +16,20 @@ def test_gate_and_up_are_those_of_separate_weights() -> None:
     w, bias = tritongemm.interleave_gate_up(GATE, UP), tritongemm.interleave_gate_up(GATE[:, 0], UP[:, 0])
     gate, up = functional.linear(X, GATE, GATE[:, 0]).double(), functional.linear(X, UP, UP[:, 0]).double()
     found = tritongemm.linear_act(X[None], w, "gelu_tanh_mul", bias)
-    assert found.shape == (1, 5, 256)
-    assert deviation(found[0], functional.gelu(gate, approximate="tanh") * up) < 1e-5
+    assert found.shape == (1, 5, 256) and deviation(found[0], functional.gelu(gate, approximate="tanh") * up) < 1e-5
     q, factors = tritongemm.linear_act_quantize(X[None], w, "silu_mul", bias)
     assert (q.shape, q.dtype, factors.shape, factors.stride()) == ((1, 5, 256), torch.float8_e4m3fn, (5, 2), (1, 5))
     assert deviation(q[0].double() * factors.double().repeat_interleave(128, 1), functional.silu(gate) * up) < 2**-4
     assert q.float().abs().amax(-1).max() == 448 and tritongemm.linear_act_quantize(X, GATE)[0].shape == (5, 256)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ((X, GATE, "swish"), "act is 'swish'; it may be silu, gelu"),
-        ((X, GATE[:24], "silu_mul"), "with silu_mul it has 8 rows of gate, then 8 of up"),
-        ((X, GATE[:64], "block"), "of 64 columns; blocks are of fp8, and of 128"),
-        ((X, GATE, "relu", None, torch.int32), "activations are of floats"),
-        ((X, GATE[:, :95], "relu"), r"must be \[..., K\] and \[N, K\]"),
-    ],
+@apart(
+    ((X, GATE, "swish"), "act is 'swish'; it may be silu, gelu"),
+    ((X, GATE[:24], "silu_mul"), "with silu_mul it has 8 rows of gate, then 8 of up"),
+    ((X, GATE[:64], "block"), "of 64 columns; blocks are of fp8, and of 128"),
+    ((X, GATE, "relu", None, torch.int32), "activations are of floats"),
+    ((X, GATE[:, :95], "relu"), r"must be \[..., K\] and \[N, K\]"),
 )
-def test_refusals(given: tuple[torch.Tensor, torch.Tensor, str], reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        tritongemm.linear_act(*given)
-    with pytest.raises(InputError, match="rows a multiple of 8"):
-        tritongemm.interleave_gate_up(GATE[:12], UP[:12])
+def test_refusals(given: tuple[torch.Tensor, torch.Tensor, str], reason: str, /) -> None:
+    refuses(reason, tritongemm.linear_act, *given)
+    refuses("rows a multiple of 8", tritongemm.interleave_gate_up, GATE[:12], UP[:12])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Config, Defaults, Patch, Target, each, registry
+from tests.support.nouns import Config, Defaults, Patch, Target, each, fails, refuses, registry
 from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, forget_plugins
 from tests.support.racing import pool_and_store
@@ -51,7 +51,7 @@ def kind(request: pytest.FixtureRequest) -> type[Plugin]:
     return found
 
 
-def test_what_is_there(kind: type[Plugin]) -> None:
+def test_names_and_aliases_are_listed_and_unknown_ones_refused(kind: type[Plugin]) -> None:
     """Every file is listed, sorted, and loads or says why it can't; each has one object however it is asked for."""
     known = registry.names(kind)
     folder = Path(str(importlib.import_module(kind.package).__file__)).parent
@@ -63,15 +63,8 @@ def test_what_is_there(kind: type[Plugin]) -> None:
     for name in known:
         support = registry.available(kind, name)
         assert bool(support) != bool(support.reason.strip())
-
-
-def test_unknown_names(kind: type[Plugin]) -> None:
     for ask in (registry.get, registry.available, registry.resolve):
-        with pytest.raises(InputError, match=f"no {kind.kind} is called 'abacus'; there are: "):
-            ask(kind, "abacus")
-
-
-def test_a_name_and_its_aliases_stand_for_one_plug_in(kind: type[Plugin]) -> None:
+        refuses(f"no {kind.kind} is called 'abacus'; there are: ", ask, kind, "abacus")
     names = registry.names(kind)
     aliases = [(alias, plugin.name) for plugin in registry.every(kind) for alias in plugin.aliases]
     assert all(registry.resolve(kind, name) == name for name in names)
@@ -84,8 +77,7 @@ def test_a_kind_within_a_kind() -> None:
     triton = registry.get(SearchedBackend, "triton")
     assert triton is registry.get(Backend, "triton") is registry.get(KernelBackend, "triton")
     assert len([backend for backend in registry.every(Backend) if isinstance(backend, SearchedBackend)]) == 1
-    with pytest.raises(InputError, match="backend torch is "):
-        registry.get(KernelBackend, "torch")
+    refuses("backend torch is ", registry.get, KernelBackend, "torch")
     baseline = registry.baseline()
     assert isinstance(baseline, LibraryBackend) and baseline.baseline
     assert sum(backend.baseline for backend in registry.every(Backend)) == 1
@@ -98,8 +90,7 @@ def test_families_and_their_variants() -> None:
     for name in ("dense_bpreshuffle", "a8w8_bpreshuffle", "a4w4_bpreshuffle", "a8w8_blockscale_bpreshuffle"):
         family, defaults = registry.family_of(name)
         assert name in family.variants and defaults.b.order == "shuffled_16x16"
-    with pytest.raises(InputError, match=r"no family is called 'a9w9'; there are: .*dense.*a8w8_bpreshuffle"):
-        registry.family_of("a9w9")
+    refuses(r"no family is called 'a9w9'; there are: .*dense.*a8w8_bpreshuffle", registry.family_of, "a9w9")
 
 
 REFUSING_TIMER = """
@@ -127,10 +118,8 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: Patch) -
         assert registry.available(Timer, "toy_refuses").reason == "no sun on this machine"
         why = registry.available(Timer, "toy_missing").reason
         assert why.startswith("timer toy_missing needs a package that is missing") and "a_package_that" in why
-        with pytest.raises(UnavailableError, match="a_package_that_is_missing"):
-            registry.get(Timer, "toy_missing")
-        with pytest.raises(InputError, match="must hold one class that derives from Timer; it holds none"):
-            registry.get(Timer, "toy_empty")
+        fails(UnavailableError, "a_package_that_is_missing", registry.get, Timer, "toy_missing")
+        refuses("must hold one class that derives from Timer; it holds none", registry.get, Timer, "toy_empty")
         (tmp_path / "Timer" / "toy_empty.py").unlink()
         forget_plugins(tmp_path / "Timer")
         assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
@@ -160,8 +149,7 @@ LACKING = {
 @each("kind", LACKING)
 def test_a_class_without_what_its_kind_must_have_can_not_be_defined(kind: type[Plugin]) -> None:
     """It names what is lacking, methods and attributes."""
-    with pytest.raises(TypeError, match=f"Half is no {kind.kind} plug-in yet: it lacks {LACKING[kind]}"):
-        type("Half", (kind,), {})
+    fails(TypeError, f"Half is no {kind.kind} plug-in yet: it lacks {LACKING[kind]}", type, "Half", (kind,), {})
 
 
 def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -254,8 +242,7 @@ def test_a_plugin_in_use_is_not_looked_for_again(monkeypatch: Patch) -> None:
     assert registry.get(Backend, "triton") is backend
     monkeypatch.undo()
     importlib.import_module("tritongemm.numerics.families._standard")
-    with pytest.raises(InputError, match="no family is called '_standard'"):
-        registry.get(Family, "_standard")
+    refuses("no family is called '_standard'", registry.get, Family, "_standard")
 
 
 SLOW = """

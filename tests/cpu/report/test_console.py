@@ -111,8 +111,7 @@ def test_usual_rows_fit_into_120_columns(compare: bool) -> None:
     title, head, row = printed([tied], 120, compare)
     assert title.strip() == "Median times (timer: graph-events)" and "timer" not in head
     assert row.startswith(size.key) and row.rstrip().endswith(config.short_name)
-    assert ("library us" in head and "triton (tie)" in row) is compare
-    assert max(map(len, (title, head, row))) <= 120
+    assert ("library us" in head and "triton (tie)" in row) is compare and max(map(len, (title, head, row))) <= 120
 
 
 @each("compare", [False, True])
@@ -125,11 +124,13 @@ def test_a_long_size_is_complete(compare: bool) -> None:
     assert lines[-1].endswith("+3")
 
 
-def test_two_clocks_have_a_column() -> None:
+def test_two_clocks_have_a_column_and_counts_their_kind() -> None:
     other = dataclasses.replace(row_of(OTHER, OURS, 2.0), timer="model")
     title, head, *rows = printed([row_of(SIZE, OURS, 1.0), other], 120, False)
     assert title.strip() == "Predicted, not measured (timer: model)" and "timer" in head
     assert "graph-events" in rows[0] and "model" in rows[1]
+    lines = [*PREDICTED[:50], DAMAGED, *PREDICTED[50:]]
+    assert list(summarise(lines)) == [f"{PREDICTED[0]}; 108 others likewise (--verbose lists them)", DAMAGED]
 
 
 HOSTILE = ("[/x]", "[bold red]y", ":key:", "\x1b[31mz\r", "long" * 9999)
@@ -173,7 +174,7 @@ def test_a_log_gets_lines_where_a_terminal_has_one_that_changes(capsys: Capsys, 
     assert said[1].startswith("1 of 2 sizes, 1.33x torch so far, about 5 s left (planned 0 of 2")
 
 
-def test_kernels_that_are_our_fault_are_counted_by_reason(capsys: Capsys) -> None:
+def test_faults_of_ours_are_counted_and_short_runs_get_no_lines(capsys: Capsys) -> None:
     with Reporter() as reporter:
         for config, reason in (
             (OURS, "TypeError: x"),
@@ -188,9 +189,6 @@ def test_kernels_that_are_our_fault_are_counted_by_reason(capsys: Capsys) -> Non
         f"1 config could not be compiled, a fault of tritongemm: NameError; please report it, with {OURS.name} of "
         f"{SIZE.key}",
     ]
-
-
-def test_a_log_gets_no_lines_of_short_runs(capsys: Capsys) -> None:
     with Reporter() as reporter:
         reporter.stage("plan", 1)
         reporter.step("plan")
@@ -199,11 +197,6 @@ def test_a_log_gets_no_lines_of_short_runs(capsys: Capsys) -> None:
 
 PREDICTED = [f"left out: row {m} (line {m}): {m}x16x16_bf16_TN: its time is a prediction" for m in range(1, 110)]
 DAMAGED = "left out: row 7 (line 9) has no K"
-
-
-def test_one_of_each_kind_with_a_count() -> None:
-    lines = [*PREDICTED[:50], DAMAGED, *PREDICTED[50:]]
-    assert list(summarise(lines)) == [f"{PREDICTED[0]}; 108 others likewise (--verbose lists them)", DAMAGED]
 
 
 @each(("count", "verbose"), [(MOST_LISTED, False), (109, True)])
@@ -230,8 +223,7 @@ def by_rich(rows: list[tuple[str, ...]]) -> list[str]:
 @given(st.lists(st.tuples(cells, cells, cells), max_size=4))
 def test_it_looks_as_rich_lays_it_out(rows: list[tuple[str, ...]]) -> None:
     """Characters of two cells and of none too."""
-    lines = align(COLUMNS, rows, ("size", "config"))
-    assert lines == by_rich(rows)
+    assert align(COLUMNS, rows, ("size", "config")) == by_rich(rows)
 
 
 @each(("width", "count"), [(60, 3), (41, 3), (40, 5), (10, 7)])
@@ -267,17 +259,13 @@ def reporter() -> tuple[Reporter, io.StringIO]:
     return made, text
 
 
-def test_neighbours_that_one_kernel_serves_are_one_range() -> None:
+def test_neighbours_of_one_kernel_are_one_range_and_m_held_out_are_together() -> None:
     one, text = reporter()
     tables.print_table(one, RECORDS)
     found = said(text)
-    assert "M of N 32, K 64, bf16 TN" in found
-    assert "1 to 16 2.00 to 2.00 1.500 to 1.500 triton tile" in found
+    assert "M of N 32, K 64, bf16 TN" in found and "1 to 16 2.00 to 2.00 1.500 to 1.500 triton tile" in found
     assert problem(1, 32, 64, "n").product == "N 32, K 64, bf16 TN, bias n"
     assert "17 to 32" in found and "33 to 64 2.00 to 2.00 1.500 to 1.500 torch" in found
-
-
-def test_m_held_out_are_reported_together() -> None:
     one, text = reporter()
     tables.print_held_out(one, RECORDS)
     found = said(text)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support import DATA
-from tests.support.nouns import Config, Patch, Problem, Record, Trial, each
+from tests.support.nouns import Config, Patch, Problem, Record, Trial, cases, each
 from tests.support.stores import CONFIG, ONE, TWO, record
 from tritongemm.report import progress
 from tritongemm.report.page.time_to_quality import QualityCurve, quality_over_time
@@ -58,14 +58,11 @@ def test_sizes_the_gain_and_the_time_left(clock: list[float]) -> None:
     assert run.line() == "0 of 1 size, best 2.00 us so far (planned 0 of 1)", "another run begins anew"
 
 
-def test_the_limit_of_the_run_ends_it_sooner(clock: list[float]) -> None:
+def test_the_limit_of_the_run_and_other_stages(clock: list[float]) -> None:
     run = begun(1, 100, seconds=30.0)
     run.step(SEARCH, 5)
     clock[0] += 20.0
     assert run.line() == "0 of 1 size, about 10 s left"
-
-
-def test_other_stages_count_what_they_work_on(clock: list[float]) -> None:
     run = Progress()
     run.stage("compile", 4)
     assert run.line() == "compiled 0 of 4"
@@ -77,21 +74,13 @@ def test_other_stages_count_what_they_work_on(clock: list[float]) -> None:
     assert run.line() == "8 of 8 results verified (compiled 0 of 4)"
 
 
-@each(
-    ("sizes", "kept", "tried", "said"),
-    [
-        (1, 3040, 3040, "3,040 configs are compiled: about 51 min on 2 cores; --budget N"),
-        (
-            1,
-            3040,
-            64,
-            "64 of 3,040 configs are compiled, the best predicted: about 65 s on 2 cores; --budget 0 compiles ",
-        ),
-        (2, 6080, 128, "128 of 6,080 configs are compiled, the best predicted of each size: about 2 min on 2 cores"),
-        (1, 11, 11, ""),
-    ],
+@cases(
+    (1, 3040, 3040, "3,040 configs are compiled: about 51 min on 2 cores; --budget N"),
+    (1, 3040, 64, "64 of 3,040 configs are compiled, the best predicted: about 65 s on 2 cores; --budget 0 compiles "),
+    (2, 6080, 128, "128 of 6,080 configs are compiled, the best predicted of each size: about 2 min on 2 cores"),
+    (1, 11, 11, ""),
 )
-def test_what_is_compiled_without_a_gpu_is_said_before(sizes: int, kept: int, tried: int, said: str) -> None:
+def test_what_is_compiled_without_a_gpu_is_said_before(sizes: int, kept: int, tried: int, said: str, /) -> None:
     run = begun(sizes, tried)
     run.stage(KEPT, kept)
     lines = list(run.estimate(2))
@@ -110,8 +99,7 @@ def tried(problem: Problem, number: int, microseconds: float, passed: float, **o
 
 
 def reported(*candidates: Tried, library: float | None = None) -> History:
-    records = (record(ONE, 1e-5, library="torch", library_seconds=library),)
-    return History({}, candidates, records, 0.0, 0)
+    return History({}, candidates, (record(ONE, 1e-5, library="torch", library_seconds=library),), 0.0, 0)
 
 
 def points_of(curve: QualityCurve) -> tuple[Any, Any]:
@@ -119,7 +107,7 @@ def points_of(curve: QualityCurve) -> tuple[Any, Any]:
     return [passed for passed, _ in curve.points], [quality for _, quality in curve.points]
 
 
-def test_the_quality_over_time_of_what_was_tried() -> None:
+def test_the_quality_over_time_of_what_was_tried_and_of_a_recorded_run() -> None:
     curve = quality_over_time(
         reported(tried(ONE, 0, 30, 1.0), tried(ONE, 1, 10, 2.0), tried(ONE, 2, 12, 3.0), library=2e-5)
     )
@@ -128,18 +116,13 @@ def test_the_quality_over_time_of_what_was_tried() -> None:
     assert curve.describe() == "99% of the final speed after 2.0 s"
     # Without a library's time a size counts from its first candidate on.
     curve = quality_over_time(reported(tried(ONE, 0, 40, 1.0), tried(TWO, 1, 5, 2.0), tried(ONE, 2, 10, 3.0)))
-    assert points_of(curve) == ([1, 2, 3, 3], pytest.approx([0.25, 0.5, 1, 1]))
-    assert curve.reached(0.99) == 3.0
+    assert points_of(curve) == ([1, 2, 3, 3], pytest.approx([0.25, 0.5, 1, 1])) and curve.reached(0.99) == 3.0
     race = tried(ONE, 1, 1, 4.0, status="wrong", stage="final")
     race = dataclasses.replace(race, trial=dataclasses.replace(race.trial, samples=()))
     curve = quality_over_time(reported(tried(ONE, 0, 20, 1.0), tried(ONE, 1, 1, 2.0), tried(ONE, 2, 10, 3.0), race))
     assert points_of(curve) == ([1, 3, 3], pytest.approx([0.5, 1, 1])) and curve.reached(0.99) == 3.0
     curve = quality_over_time(reported())
     assert curve.points == () and curve.reached(0.99) is None
-
-
-def test_the_quality_of_a_recorded_run() -> None:
     curve = quality_over_time(history.read(DATA / "h200_fp8_journal.jsonl"))
-    assert curve.points[-1][1] == pytest.approx(1.0)
-    assert all(0 < quality <= 1 for _, quality in curve.points)
+    assert curve.points[-1][1] == pytest.approx(1.0) and all(0 < quality <= 1 for _, quality in curve.points)
     assert 1 < (curve.reached(0.99) or 0) <= 76

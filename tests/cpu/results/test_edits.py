@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import DamagedFileWarning, InputError, OutputError, Patch, Problem, Trial, each, registry
+from tests.support.nouns import DamagedFileWarning, OutputError, Patch, Problem, Trial, cases, fails, refuses, registry
 from tests.support.stores import CONFIG, ONE, THREE, TWO, journal_of, record, rows, take, trial, written
 from tritongemm.formats import Defaults, _gemm_rows, results_format
 from tritongemm.results import schema
@@ -61,16 +61,13 @@ def unsummed(line: bytes) -> dict[str, Any]:
     return {key: value for key, value in json.loads(line).items() if key != "crc32"}
 
 
-@each(
-    "text",
-    [
-        b"- {M: 1\n",
-        b"\xff\xfe",
-        b"- {M: 1, N: 1, K: 1}\n",
-        results_format().write([record(ONE, target="sm90")]).encode(),
-    ],
+@cases(
+    b"- {M: 1\n",
+    b"\xff\xfe",
+    b"- {M: 1, N: 1, K: 1}\n",
+    results_format().write([record(ONE, target="sm90")]).encode(),
 )
-def test_an_edit_that_can_not_be_read_is_kept_beside(tmp_path: Path, text: bytes) -> None:
+def test_an_edit_that_can_not_be_read_is_kept_beside(text: bytes, /, tmp_path: Path) -> None:
     path = tmp_path / "out.yaml"
     with begun(path) as store:
         path.write_bytes(text)
@@ -88,14 +85,11 @@ def test_a_run_that_has_nothing_to_add_leaves_an_edit_alone(path: Path, tmp_path
     assert path.read_bytes() == b"- {M: 1\n" and not list(tmp_path.glob("*.edited*"))
 
 
-@each(
-    ("field", "value"),
-    [
-        ("seconds", math.nan), ("seconds", 1e-320), ("target", "sm90"), ("toolchain", None), ("problem", "abc"),
-        ("config", CONFIG.name.replace("tile", "zzz.tile")), ("problem", {**ONE.to_json(), "family": "absent"}),
-    ],
+@cases(
+    ("seconds", math.nan), ("seconds", 1e-320), ("target", "sm90"), ("toolchain", None), ("problem", "abc"),
+    ("config", CONFIG.name.replace("tile", "zzz.tile")), ("problem", {**ONE.to_json(), "family": "absent"}),
 )  # fmt: skip
-def test_a_damaged_value_does_not_poison_the_results(tmp_path: Path, field: str, value: Any) -> None:
+def test_a_damaged_value_does_not_poison_the_results(field: str, value: Any, /, tmp_path: Path) -> None:
     """The line is passed over although its checksum agrees, and the results stay readable."""
     path = tmp_path / "out.yaml"
     entries = [unsummed(line) for line in written(path).splitlines()]
@@ -118,8 +112,7 @@ def test_rows_are_replaced_one_by_one(tmp_path: Path) -> None:
     assert held.has(record(TWO)) and not held.has(replace(record(TWO), seconds=1.0))
     faster = [replace(one, seconds=one.seconds / 2) for one in (record(TWO), other)]
     for before, after, place in zip((record(TWO), other), faster, (2, 3), strict=True):
-        with pytest.raises(OutputError, match="is held by another run"):
-            HeldRows(path)
+        fails(OutputError, "is held by another run", HeldRows, path)
         assert held.replace(before, after)
         lines[place] = results_format().write([after]).splitlines()[-1]
         assert path.read_text(encoding="utf-8").splitlines() == lines
@@ -131,8 +124,7 @@ def test_what_can_not_be_rewritten_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "sizes.yaml"
     path.write_text("- {'M': 16, 'N': 16, 'K': 16, 'dtype_a': 'bf16'}\n", encoding="utf-8")
     for _ in range(2):  # the first lets go of the file
-        with pytest.raises(InputError, match="sizes without a result"):
-            HeldRows(path)
+        refuses("sizes without a result", HeldRows, path)
 
 
 MANY = [dataclasses.replace(ONE, m=m) for m in range(1, 101)]
@@ -201,7 +193,6 @@ def test_a_trial_that_can_not_be_is_passed_over_when_it_is_asked_for(path: Path)
     """Its line is as it was written: by a version that had a fault."""
     with take(path) as store:
         store.add_trials(ONE, [trial(0)])
-        wrong = {"problem": ONE.to_json(), "trial": {**trial(1).to_json(), "samples": [-1.0]}}
-        store._append([wrong])
+        store._append([{"problem": ONE.to_json(), "trial": {**trial(1).to_json(), "samples": [-1.0]}}])
     with take(path) as store, pytest.warns(DamagedFileWarning, match="a trial of 16x16x16_fp16_TT can't be, and is"):
         assert [t.config.group_m for t in store.trials(ONE).values()] == [1]

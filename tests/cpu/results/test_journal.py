@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support import DATA, ROOT, raising
-from tests.support.nouns import DamagedFileWarning, InputError, OutputError, Patch, Problem, each
+from tests.support.nouns import DamagedFileWarning, OutputError, Patch, Problem, cases, each, fails, refuses
 from tests.support.stores import (
     ONE,
     THREE,
@@ -71,22 +71,17 @@ def test_kill_nine_while_appending(path: Path) -> None:
     try:
         assert writer.stdout
         said = [int(writer.stdout.readline()) for _ in range(3)]
-        with pytest.raises(
-            OutputError, match=rf"out\.yaml is held by another run \(process {writer.pid}\).*another -o"
-        ):
-            take(path)
+        fails(OutputError, rf"out\.yaml is held by another run \(process {writer.pid}\).*another -o", take, path)
         said += [int(writer.stdout.readline()) for _ in range(20)]
     finally:
         writer.send_signal(signal.SIGKILL)
     said += [int(x) for x in writer.communicate()[0].splitlines() if x.isdigit()]
     with take(path) as store:
         held = store.trials(ONE)
-        assert {t.config.group_m - 1 for t in held.values()} >= set(said)
-        assert len(held) <= len(said) + 1
+        assert {t.config.group_m - 1 for t in held.values()} >= set(said) and len(held) <= len(said) + 1
         store.add_trials(TWO, [trial(0)])
     lines = path.with_name("out.yaml.journal").read_text().splitlines()
-    assert len(lines) == 1 + len(held) + 1
-    assert all(json.loads(x) for x in lines)
+    assert len(lines) == 1 + len(held) + 1 and all(json.loads(x) for x in lines)
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +106,17 @@ def test_torn_at_any_byte_loses_one_line_at_most(path: Path, entire: bytes, shar
     journal_of(path).unlink()
 
 
-@each(
-    "damage",
-    [
-        b"{",
-        b'"text"',
-        b'{"problem": {"m": 0, "n": 1, "k": 1}, "trial": {}}',
-        b"\0\0\0",
-        b"\xff\xfe",
-        b"[]",
-        b'{"merged": []}',  # without a checksum
-        b"[" * 200_000,
-    ],
+@cases(
+    b"{",
+    b'"text"',
+    b'{"problem": {"m": 0, "n": 1, "k": 1}, "trial": {}}',
+    b"\0\0\0",
+    b"\xff\xfe",
+    b"[]",
+    b'{"merged": []}',  # without a checksum
+    b"[" * 200_000,
 )
-def test_a_damaged_line_costs_itself(tmp_path: Path, entire: bytes, damage: bytes) -> None:
+def test_a_damaged_line_costs_itself(damage: bytes, /, tmp_path: Path, entire: bytes) -> None:
     """One warning names the file and the line; everything else is there, and the run goes on."""
     path = tmp_path / "out.yaml"
     lines = entire.splitlines()
@@ -151,17 +143,14 @@ def test_a_changed_byte_of_a_line_is_noticed(path: Path, entire: bytes) -> None:
         assert list(read.damaged) == [number + 1] and len(read.lines) == len(lines) - 1, place
 
 
-@each(
-    "header",
-    [
-        {}, None, [], "x", {"toolchain": {}, "protocol": {}}, {"target": "gfx942", "protocol": {}},
-        {"target": "gfx942", "toolchain": None, "protocol": {}},
-        {"target": "gfx942", "toolchain": {}, "protocol": None},
-        {"target": 5, "toolchain": {}, "protocol": {}}, {"target": "gfx942", "toolchain": {"a": 1}, "protocol": {}},
-        {"target": "gfx942", "toolchain": {}, "protocol": {}, "compute_units": -1},
-    ],
+@cases(
+    {}, None, [], "x", {"toolchain": {}, "protocol": {}}, {"target": "gfx942", "protocol": {}},
+    {"target": "gfx942", "toolchain": None, "protocol": {}},
+    {"target": "gfx942", "toolchain": {}, "protocol": None},
+    {"target": 5, "toolchain": {}, "protocol": {}}, {"target": "gfx942", "toolchain": {"a": 1}, "protocol": {}},
+    {"target": "gfx942", "toolchain": {}, "protocol": {}, "compute_units": -1},
 )  # fmt: skip
-def test_a_header_that_can_not_be_is_refused_or_set_aside(tmp_path: Path, entire: bytes, header: Any) -> None:
+def test_a_header_that_can_not_be_is_refused_or_set_aside(header: Any, /, tmp_path: Path, entire: bytes) -> None:
     """Nothing else records under which toolchain the rest was measured. What is merged first fits this run."""
     path = tmp_path / "out.yaml"
     journal_of(path).write_bytes(entire)
@@ -208,8 +197,7 @@ def test_a_full_disk_loses_nothing(path: Path, monkeypatch: Patch) -> None:
 def test_a_disk_full_from_the_start(path: Path, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", raising(OSError(errno.ENOSPC, "No space left on device")))
-        with pytest.raises(OutputError, match="No space left"):
-            take(path)
+        fails(OutputError, "No space left", take, path)
     take(path).close()  # and the lock was given back
 
 
@@ -240,8 +228,7 @@ def test_a_write_that_can_not_even_be_undone(tmp_path: Path, monkeypatch: Patch)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
             patch.setattr(os, "ftruncate", raising(OSError(errno.EIO, "Input/output error")))
-            with pytest.raises(OutputError, match="No space left"):
-                store.add_trials(ONE, [trial(0)])
+            fails(OutputError, "No space left", store.add_trials, ONE, [trial(0)])
         store.add_trials(ONE, [trial(1)])
         lines = store.journal.read_text().splitlines()
         assert len(lines) == 2 and "trial" in json.loads(lines[1])
@@ -257,7 +244,7 @@ def test_a_recorded_journal() -> None:
     assert {tried.trial.status for tried in written.tried} == {"ok", "wrong", "out_of_resources"}
 
 
-def test_seconds_of_runs_that_go_on_are_added_up(path: Path) -> None:
+def test_seconds_of_runs_are_added_up_and_some_sizes_have_their_own(path: Path) -> None:
     """Each run counts from its own beginning."""
     with take(path):
         pass
@@ -265,9 +252,6 @@ def test_seconds_of_runs_that_go_on_are_added_up(path: Path) -> None:
         append(path, {"problem": ONE.to_json(), "trial": trial(number).to_json(), "elapsed": elapsed})
     written = history.read(journal_of(path))
     assert [tried.seconds for tried in written.tried] == [1.0, 2.5, 3.0, 6.5] and written.seconds == 6.5
-
-
-def test_some_sizes_have_the_seconds_of_their_own_runs(path: Path) -> None:
     with take(path):
         pass
     runs = [(ONE, 7.0), (ONE, 9.0), (TWO, 2.0), (ONE, 3.0), (TWO, 4.0)]  # the first knew one size alone
@@ -284,8 +268,7 @@ def test_a_run_writes_when_it_knew(tmp_path: Path) -> None:
         store.add_trials(TWO, [trial(1), trial(2)], record(TWO))
         written = history.read(store.journal)  # while the run goes on
     first, second, third = (tried.seconds for tried in written.tried)
-    assert 0 <= first <= second == third < 60
-    assert written.records == (record(TWO),)
+    assert 0 <= first <= second == third < 60 and written.records == (record(TWO),)
     with take(tmp_path / "out.yaml") as store:
         assert store.trials(ONE) and store.record(TWO) == record(TWO)
 
@@ -313,5 +296,4 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "journal"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="is not a journal of tritongemm"):
-        history.read(path)
+    refuses("is not a journal of tritongemm", history.read, path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Capsys, Config, OutputError, Patch, Problem, Record, Trial, each, matrices
+from tests.support.nouns import Capsys, Config, OutputError, Patch, Problem, Record, Trial, each, fails, matrices
 from tests.support.stores import ONE, journal_of, merged, record, take
 from tritongemm.cli import tune
 from tritongemm.hip_ext.driver import driver
@@ -59,27 +59,23 @@ def test_a_link_planted_while_a_run_holds_its_output_is_not_followed(tmp_path: P
         for planted in (tmp_path / "out.yaml.pid", journal_of(path)):
             planted.unlink()
             planted.symlink_to(precious)
-    with pytest.raises(OutputError, match="is a link"):
-        take(path)
+    fails(OutputError, "is a link", take, path)
     assert precious.read_text() == "mine"
 
 
 def test_the_holder_of_an_output_is_reported_whatever_is_there(path: Path, tmp_path: Path) -> None:
     with take(path):
         assert (tmp_path / "out.yaml.pid").read_text() == str(os.getpid())
-        with pytest.raises(OutputError, match=rf"held by another run \(process {os.getpid()}\)"):
-            take(path)
+        fails(OutputError, rf"held by another run \(process {os.getpid()}\)", take, path)
         (tmp_path / "out.yaml.pid").unlink()
-        with pytest.raises(OutputError, match=r"held by another run \(process unknown\)"):
-            take(path)
+        fails(OutputError, r"held by another run \(process unknown\)", take, path)
 
 
 def test_results_that_are_read_only_are_refused(path: Path) -> None:
     merged(path, record(ONE))
     path.chmod(0o444)
     before = path.read_bytes()
-    with pytest.raises(OutputError, match=r"out\.yaml is read-only, so it is not replaced; choose"):
-        take(path)
+    fails(OutputError, r"out\.yaml is read-only, so it is not replaced; choose", take, path)
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o444
 
 
@@ -88,8 +84,7 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     """Nor may those be too long that a run keeps beside its results."""
     (tmp_path / "file").write_text("")
     complaint = "is a folder, not a file that can be replaced;" if name == "." else f"{name} can't be written: .*"
-    with pytest.raises(OutputError, match=rf"{complaint} ?choose another file with -o"):
-        take(tmp_path / name)
+    fails(OutputError, rf"{complaint} ?choose another file with -o", take, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -97,8 +92,7 @@ def test_every_output_has_its_folder_of_modules() -> None:
     """But for one with and one without the suffix, whose folder names its owner."""
     names = ["x.yaml", "x.yml", "x.YAML", "tuned.gfx942", "tuned.gfx90a", "a.b.yaml", "x.v1", "x.v2"]
     folders = [module_folder(Path("d") / name) for name in names]
-    assert len(set(folders)) == len(names)
-    assert folders[:2] == [Path("d/x_kernels"), Path("d/x.yml_kernels")]
+    assert len(set(folders)) == len(names) and folders[:2] == [Path("d/x_kernels"), Path("d/x.yml_kernels")]
 
 
 def test_two_outputs_never_share_a_folder_of_modules(tmp_path: Path) -> None:
@@ -189,8 +183,7 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
         (tmp_path / "pipe", "is a pipe"),
         (Path("/dev/null"), "is a device"),
     ):
-        with pytest.raises(OutputError, match=f"^--profile_file {path} {complaint}.*; choose another file$"):
-            candidates_csv.check(path)
+        fails(OutputError, f"^--profile_file {path} {complaint}.*; choose another file$", candidates_csv.check, path)
 
 
 @pytest.mark.parametrize(

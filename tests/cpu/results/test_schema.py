@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import DATA, stores
-from tests.support.nouns import Problem, each, results_format
+from tests.support.nouns import Problem, cases, each, fails, results_format
 from tritongemm.core.errors import DamagedFileWarning, NewerFileError, OutputError
 from tritongemm.core.record import SCHEMA
 from tritongemm.results import history, journal
@@ -63,12 +63,9 @@ def test_a_newer_journal_is_refused_and_kept(tmp_path: Path, resume: bool) -> No
     stores.append(path, {"uplift": 1.5})
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     refusal = rf"out\.yaml\.journal: a newer version .*schema {SCHEMA + 1}; this one reads up to {SCHEMA}\); update tri"
-    with pytest.raises(NewerFileError, match=refusal):
-        stores.take(path, resume=resume, problems=())
-    with pytest.raises(NewerFileError, match=refusal):
-        history.read(stores.journal_of(path))
-    with pytest.raises(NewerFileError, match=refusal):
-        read_trials(path, [stores.ONE])
+    fails(NewerFileError, refusal, stores.take, path, resume=resume, problems=())
+    fails(NewerFileError, refusal, history.read, stores.journal_of(path))
+    fails(NewerFileError, refusal, read_trials, path, [stores.ONE])
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix not in (".lock", ".pid")} == before
 
 
@@ -93,19 +90,16 @@ def test_a_newer_file_that_appears_during_a_run_is_kept_beside(path: Path, tmp_p
     assert newer in [p.read_text() for p in tmp_path.iterdir()] and stores.rows(path) == [stores.record(stores.ONE)]
 
 
-@each(
-    ("line", "reason"),
-    [
-        ({"problem": stores.ONE.to_json(), "trial": {**stores.trial(0).to_json(), "watts": 3}}, ""),
-        (
-            {"problem": {**stores.ONE.to_json(), "zero_points": True}, "trial": stores.trial(0).to_json()},
-            "unknown keys: zero_points",
-        ),
-        ({"record": {**stores.record(stores.ONE).to_json(), "power": {}}}, "has unknown keys: power"),
-        ({"uplift": 1.5}, "it is of no known kind"),
-    ],
+@cases(
+    ({"problem": stores.ONE.to_json(), "trial": {**stores.trial(0).to_json(), "watts": 3}}, ""),
+    (
+        {"problem": {**stores.ONE.to_json(), "zero_points": True}, "trial": stores.trial(0).to_json()},
+        "unknown keys: zero_points",
+    ),
+    ({"record": {**stores.record(stores.ONE).to_json(), "power": {}}}, "has unknown keys: power"),
+    ({"uplift": 1.5}, "it is of no known kind"),
 )
-def test_a_line_with_something_unknown_is_damaged(tmp_path: Path, line: dict[str, Any], reason: str) -> None:
+def test_a_line_with_something_unknown_is_damaged(line: dict[str, Any], reason: str, /, tmp_path: Path) -> None:
     """A trial's is noticed when the trial is asked for."""
     path = tmp_path / "out.yaml"
     stores.take(path).close()
@@ -130,5 +124,4 @@ def test_a_schema_that_is_no_number_is_damage(tmp_path: Path, number: object) ->
     path = tmp_path / "out.yaml"
     stores.take(path).close()
     stores.rewrite_header(path, {**stores.journal_lines(path)[0]["header"], "schema": number})
-    with pytest.raises(OutputError, match=r"line 1, the header, is damaged \(schema must be 2"):
-        stores.take(path)
+    fails(OutputError, r"line 1, the header, is damaged \(schema must be 2", stores.take, path)

@@ -11,7 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import raising
-from tests.support.nouns import Defaults, InputError, OutputError, Patch, Problem, Record, each, results_format
+from tests.support.nouns import (
+    Defaults,
+    InputError,
+    OutputError,
+    Patch,
+    Problem,
+    Record,
+    cases,
+    each,
+    fails,
+    results_format,
+)
 from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, merged, record, rows, take, trial
 from tritongemm.workloads import sizes
 
@@ -60,28 +71,24 @@ def test_a_merge_that_fails_leaves_the_old_file(path: Path, tmp_path: Path, monk
         store.add_record(record(TWO))
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", raising(OSError(errno.ENOSPC, "No space left on device")))
-            with pytest.raises(OutputError, match=r"out\.yaml can't be written: No space left.*journal .* is safe"):
-                store.merge()
+            fails(OutputError, r"out\.yaml can't be written: No space left.*journal .* is safe", store.merge)
         assert path.read_bytes() == old
         assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".out")) == [], "no debris"
         store.merge()
     assert len(sizes.from_file(path, Defaults())) == 2
 
 
-@each(
-    ("other", "complaint"),
-    [
-        ({"target": "sm90"}, r"is for gfx942, this run for sm90: choose another -o"),
-        ({"toolchain": {**TOOLS, "triton": "3.9.0"}}, r"another toolchain \(triton 3\.6\.0 → 3\.9\.0\): .*--no-resume"),
-        ({"toolchain": {**TOOLS, "device": "MI300X"}}, r"another toolchain \(device unknown → MI300X\)"),
-        (
-            {"protocol": {**HOW, "iters": 5}},
-            r"measured otherwise \(iters 200 → 5\): use the same options, another -o, or --no",
-        ),
-        ({"protocol": {"timer": "model"}}, r"\(timer events → model, iters 200 → None\)"),
-    ],
+@cases(
+    ({"target": "sm90"}, r"is for gfx942, this run for sm90: choose another -o"),
+    ({"toolchain": {**TOOLS, "triton": "3.9.0"}}, r"another toolchain \(triton 3\.6\.0 → 3\.9\.0\): .*--no-resume"),
+    ({"toolchain": {**TOOLS, "device": "MI300X"}}, r"another toolchain \(device unknown → MI300X\)"),
+    (
+        {"protocol": {**HOW, "iters": 5}},
+        r"measured otherwise \(iters 200 → 5\): use the same options, another -o, or --no",
+    ),
+    ({"protocol": {"timer": "model"}}, r"\(timer events → model, iters 200 → None\)"),
 )
-def test_runs_that_do_not_go_together(tmp_path: Path, other: dict[str, Any], complaint: str) -> None:
+def test_runs_that_do_not_go_together(other: dict[str, Any], complaint: str, /, tmp_path: Path) -> None:
     """Refused with what differs and what to do; nothing that was there is touched."""
     path = tmp_path / "out.yaml"
     with take(path) as store:
@@ -89,29 +96,25 @@ def test_runs_that_do_not_go_together(tmp_path: Path, other: dict[str, Any], com
         store.add_record(record(ONE))
         store.merge()
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(OutputError, match=complaint):
-        take(path, **other)
+    fails(OutputError, complaint, take, path, **other)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     path.with_name("out.yaml.journal").unlink()
     if "protocol" not in other:
-        with pytest.raises(OutputError, match=complaint):
-            take(path, **other)
+        fails(OutputError, complaint, take, path, **other)
     take(path).close()
 
 
-@each(
-    ("text", "error", "complaint"),
-    [
-        (b"- {M: 1, N: 1, K: 1}\n", OutputError, r"out\.yaml: line 1 is not a result; name another file"),
-        (b"- {M: 1, N: 1}\n", InputError, r"out\.yaml: row 1 \(line 1\) has no K"),
-        (b"\xff\xfe\x00", InputError, r"out\.yaml is not text"),
-    ],
+@cases(
+    (b"- {M: 1, N: 1, K: 1}\n", OutputError, r"out\.yaml: line 1 is not a result; name another file"),
+    (b"- {M: 1, N: 1}\n", InputError, r"out\.yaml: row 1 \(line 1\) has no K"),
+    (b"\xff\xfe\x00", InputError, r"out\.yaml is not text"),
 )
-def test_an_output_that_is_something_else(tmp_path: Path, text: bytes, error: type[Exception], complaint: str) -> None:
+def test_an_output_that_is_something_else(
+    text: bytes, error: type[Exception], complaint: str, /, tmp_path: Path
+) -> None:
     path = tmp_path / "out.yaml"
     path.write_bytes(text)
-    with pytest.raises(error, match=complaint):
-        take(path)
+    fails(error, complaint, take, path)
     assert path.read_bytes() == text
 
 
@@ -148,8 +151,7 @@ def test_the_file_is_the_truth_for_what_was_merged(path: Path) -> None:
             store.add_record(record(problem))
         store.merge()
         store.add_record(record(THREE))
-    entire_file = path.read_text()
-    path.write_text("".join(x for x in entire_file.splitlines(keepends=True) if '"M": 16,' not in x))
+    path.write_text("".join(x for x in path.read_text().splitlines(keepends=True) if '"M": 16,' not in x))
     with take(path) as store:
         assert store.record(ONE) is None, "taken out by hand: to be measured again"
         assert (store.record(TWO), store.record(THREE)) == (record(TWO), record(THREE))
@@ -181,8 +183,7 @@ def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) 
     for other, ours in ({**TOOLS, "device": "H100"}, "H100"), (TOOLS, "no GPU"):
         with pytest.raises(OutputError, match=f"was measured on H200, this run has {ours}: choose another -o"):
             take(path, toolchain=other, resume=resume)
-    with pytest.raises(OutputError, match="is for gfx942, this run for sm90"):
-        take(path, toolchain=measured, target="sm90", resume=resume)
+    fails(OutputError, "is for gfx942, this run for sm90", take, path, toolchain=measured, target="sm90", resume=resume)
     assert rows(path) == [record(ONE, toolchain=measured)]
 
 
@@ -198,26 +199,20 @@ def test_rows_of_an_older_toolchain_beside_those_asked_for(path: Path) -> None:
             take(path, toolchain=newer, problems=problems)
 
 
-def test_links_and_modes_stay(tmp_path: Path) -> None:
+def test_files_that_others_own_keep_their_links_modes_and_text(tmp_path: Path) -> None:
     real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
     with take(real) as store:
         store.add_record(record(ONE))
         store.merge()
         link.symlink_to(real)
-        with pytest.raises(OutputError, match=r"link\.yaml is held by another run"):
-            take(link)
+        fails(OutputError, r"link\.yaml is held by another run", take, link)
     real.chmod(0o664)
     merged(link, record(TWO))
-    assert link.is_symlink() and len(rows(real)) == 2
-    assert real.stat().st_mode & 0o777 == 0o664
-
-
-def test_someone_elses_files_are_left_alone(tmp_path: Path) -> None:
+    assert link.is_symlink() and len(rows(real)) == 2 and real.stat().st_mode & 0o777 == 0o664
     journal = tmp_path / "out.yaml.journal"
     for text in (b"dear diary", b"dear diary\n", b'{"head": 1}\n'):
         journal.write_bytes(text)
-        with pytest.raises(OutputError, match="is not a journal of tritongemm; move it away"):
-            take(tmp_path / "out.yaml")
+        fails(OutputError, "is not a journal of tritongemm; move it away", take, tmp_path / "out.yaml")
         assert journal.read_bytes() == text
     with pytest.raises(OutputError, match="is a device, not a file that can be replaced; choose another file with -o"):
         take(Path("/dev/null"))
@@ -230,16 +225,14 @@ def test_what_a_killed_run_left_half_written_is_swept(tmp_path: Path) -> None:
     for path in (debris, *others):
         path.write_text("half")
     with take(tmp_path / "out.yaml"):
-        assert not debris.exists()
-        assert all(path.exists() for path in others)
+        assert not debris.exists() and all(path.exists() for path in others)
 
 
 def test_nothing_is_added_to_what_was_given_back(tmp_path: Path) -> None:
     store = take(tmp_path / "out.yaml")
     store.close()
     store.close()
-    with pytest.raises(OutputError, match="was given back"):
-        store.add_trials(ONE, [trial(0)])
+    fails(OutputError, "was given back", store.add_trials, ONE, [trial(0)])
     assert not list(tmp_path.glob("*.pid"))
 
 
@@ -250,8 +243,7 @@ def test_a_name_that_says_another_kind_of_file(tmp_path: Path) -> None:
         ("o.JSON", r"o\.yaml$"),
         ("o.txt", r"o\.yaml$"),  # hipBLASLt's override file
     ):
-        with pytest.raises(OutputError, match=rf"results are written as YAML, not as .*; write -o .*{instead}"):
-            take(tmp_path / name)
+        fails(OutputError, rf"results are written as YAML, not as .*; write -o .*{instead}", take, tmp_path / name)
     assert not list(tmp_path.iterdir())
     for name in ("out", "out.yml", "results.2026-01-02", "h200.v2"):
         take(tmp_path / name).close()

@@ -66,7 +66,7 @@ def test_the_best_finalist_that_aiter_has_is_written_with_its_own_time(tmp_path:
     assert lost.problem == TALL and "(50.00 us); written as asm" in reason
 
 
-def test_what_the_file_has_for_this_gpu_is_not_tuned(tmp_path: Path) -> None:
+def test_what_the_file_has_for_this_gpu_is_not_tuned_but_anew(tmp_path: Path) -> None:
     written = opened(tmp_path / "bf16_tuned_gemm.csv")
     rows = [FormatRow(WIDE), FormatRow(TALL)]
     assert written.wanted(rows, None, MI300X, again=False) == (rows, ())
@@ -74,11 +74,7 @@ def test_what_the_file_has_for_this_gpu_is_not_tuned(tmp_path: Path) -> None:
     wanted, damaged = written.wanted(rows, None, MI300X, again=False)
     assert [row.problem for row in wanted] == [TALL] and [row.line for row in damaged] == [3]
     assert written.wanted(rows, None, MI300X, again=True)[0] == rows
-    smaller = dataclasses.replace(MI300X, compute_units=80)
-    assert written.wanted(rows, None, smaller, again=False)[0] == rows
-
-
-def test_of_the_file_itself_this_gpus_rows_are_tuned_anew(tmp_path: Path) -> None:
+    assert written.wanted(rows, None, dataclasses.replace(MI300X, compute_units=80), again=False)[0] == rows
     written = opened(tmp_path / "bf16_tuned_gemm.csv")
     written.path.write_text(f"{HEADER}\n{THERE}\n")
     rows = [FormatRow(WIDE, target="gfx942", compute_units=304), FormatRow(TALL, target="gfx950", compute_units=256)]

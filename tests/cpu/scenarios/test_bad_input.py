@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Capsys, Patch, UnavailableError, each
+from tests.support.nouns import Capsys, Patch, UnavailableError, cases, each
 from tritongemm.cli import launch_plan, optimize, options, tune
 from tritongemm.system import settings
 
@@ -15,20 +15,17 @@ pytestmark = pytest.mark.usefixtures("without_gpu")
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
-@each(
-    ("text", "complaint"),
-    [
-        ("", r"is empty"),
-        ("- {M: 1, N: 1, K: 1}\n- {M: 1, N: 1, K: 1, num_wraps: 4}\n", "row 2 (line 2) has an unknown key 'num_wraps'"),
-        ("- {M: 1, N: 1, K: 1, dtype: bf16}\n", "has an unknown key 'dtype'; did you mean 'dtype_a'?"),
-        ("- {M: 1\n", "not YAML"),
-        ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, groups: 4, batch: 2}\n", "row 2 (line 2): 2x2x2_fp16_TT_batch2_g"),
-        ("- {M: 4, N: 2, K: 2, groups: 2, group_counts: [1, 2]}\n", "row 1 (line 1) can't be: the groups' rows add"),
-        ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, shared: a}\n", "row 2 (line 2) can't be: shared is 'a'"),
-        ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix"),
-    ],
+@cases(
+    ("", r"is empty"),
+    ("- {M: 1, N: 1, K: 1}\n- {M: 1, N: 1, K: 1, num_wraps: 4}\n", "row 2 (line 2) has an unknown key 'num_wraps'"),
+    ("- {M: 1, N: 1, K: 1, dtype: bf16}\n", "has an unknown key 'dtype'; did you mean 'dtype_a'?"),
+    ("- {M: 1\n", "not YAML"),
+    ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, groups: 4, batch: 2}\n", "row 2 (line 2): 2x2x2_fp16_TT_batch2_g"),
+    ("- {M: 4, N: 2, K: 2, groups: 2, group_counts: [1, 2]}\n", "row 1 (line 1) can't be: the groups' rows add"),
+    ("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 2, K: 2, shared: a}\n", "row 2 (line 2) can't be: shared is 'a'"),
+    ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix"),
 )  # fmt: skip
-def test_bad_files(tmp_path: Path, capsys: Capsys, text: str, complaint: str) -> None:
+def test_bad_files(text: str, complaint: str, /, tmp_path: Path, capsys: Capsys) -> None:
     """Refused before anything is made, with status 2 and no traceback."""
     path = tmp_path / "sizes.yaml"
     path.write_text(text)
@@ -38,33 +35,29 @@ def test_bad_files(tmp_path: Path, capsys: Capsys, text: str, complaint: str) ->
     assert not (tmp_path / "out").exists()
 
 
-@each(
-    ("argv", "complaint"),
-    [
-        ((*SIZE, "--target", "gfx1"), "unknown target 'gfx1'; there are: gfx1100, "),
-        (("--model_dir", "absent"), "absent: there is no such folder with a model's config.json, and no downloaded"),
-        ((*SIZE, "-dtype_a", "int8", "-dtype_c", "fp16"), "int8 operands need an integer C"),
-        (
-            (*SIZE, "-dtype_a", "fp8", "--target", "gfx90a"),
-            "dtype 'fp8': the target has no fp8; choose another dtype, or a --t",
-        ),
-        (
-            (*SIZE, "--family", "a8w8_blockscale", "--target", "sm80"),
-            "dtype 'fp8': the target has no fp8; choose another dtype, or a --target that has it; in others it "
-            "computes the families a",
-        ),
-        (
-            (*SIZE, "-dtype_a", "fp8e4m3fn", "--target", "sm80"),
-            "no matrix instruction for fp8e4m3fn (A); it has no fp8",
-        ),
-        ((*SIZE, "--gpu_ids", "0"), "need a GPU"),
-        ((*SIZE, "--libtype", "abacus"), "--libtype: no backend is called 'abacus'; there are: all, asm, "),
-        ((*SIZE, "--libtype", "torch"), "--libtype torch: a library can be asked on its GPU only"),
-        (("--gemm_size_file", "absent.yaml"), "absent.yaml: there is no such file"),
-        (("--workload", "absent.yaml"), "absent.yaml"),
-    ],
+@cases(
+    ((*SIZE, "--target", "gfx1"), "unknown target 'gfx1'; there are: gfx1100, "),
+    (("--model_dir", "absent"), "absent: there is no such folder with a model's config.json, and no downloaded"),
+    ((*SIZE, "-dtype_a", "int8", "-dtype_c", "fp16"), "int8 operands need an integer C"),
+    (
+        (*SIZE, "-dtype_a", "fp8", "--target", "gfx90a"),
+        "dtype 'fp8': the target has no fp8; choose another dtype, or a --t",
+    ),
+    (
+        (*SIZE, "--family", "a8w8_blockscale", "--target", "sm80"),
+        "dtype 'fp8': the target has no fp8; choose another dtype, or a --target that has it; in others it "
+        "computes the families a",
+    ),
+    ((*SIZE, "-dtype_a", "fp8e4m3fn", "--target", "sm80"), "no matrix instruction for fp8e4m3fn (A); it has no fp8"),
+    ((*SIZE, "--gpu_ids", "0"), "need a GPU"),
+    ((*SIZE, "--libtype", "abacus"), "--libtype: no backend is called 'abacus'; there are: all, asm, "),
+    ((*SIZE, "--libtype", "torch"), "--libtype torch: a library can be asked on its GPU only"),
+    (("--gemm_size_file", "absent.yaml"), "absent.yaml: there is no such file"),
+    (("--workload", "absent.yaml"), "absent.yaml"),
 )
-def test_bad_options(tmp_path: Path, capsys: Capsys, monkeypatch: Patch, argv: tuple[str, ...], complaint: str) -> None:
+def test_bad_options(
+    argv: tuple[str, ...], complaint: str, /, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert tune.main(argv) == 2
     err = capsys.readouterr().err

@@ -58,8 +58,7 @@ def test_compare_and_benchmark_refuse_each_by_itself(argv: list[str], capsys: py
     assert len(lines) == len(BAD) and all(why in line for line, (*_, why) in zip(lines, BAD.values(), strict=True))
     assert f"1 of {1 + len(BAD)} results are right, {len(BAD)} are refused" in said.err
     (right,) = [line.split() for line in said.out.splitlines() if line.startswith("16x16x64")]
-    assert right[1] == "ok"
-    assert tune.main([*argv, "--benchmark"]) == 1
+    assert right[1] == "ok" and tune.main([*argv, "--benchmark"]) == 1
     said = capsys.readouterr()
     assert reported(said.err, "refused: ", argv[1]) == lines
     (foreign,) = [line.split() for line in said.out.splitlines() if line.startswith(f"{16 + len(BAD)}x16x64")]

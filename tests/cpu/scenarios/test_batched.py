@@ -21,6 +21,7 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
 )
 from tests.support.nouns import Config, Defaults, Family, InputError, KernelBackend, Problem, each, matrices, registry
+from tests.support.tables import apart, heavy
 from tritongemm.cli import tune
 from tritongemm.codegen import geometry, render, template_facts
 from tritongemm.workloads import sizes
@@ -80,15 +81,12 @@ BLOCKS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("scales", "dtype", "shared"),
-    [
-        pytest.param("block_tma", "fp8e4m3fn", "", marks=pytest.mark.heavy),
-        ("block_rows", "int8", "a"),
-        pytest.param("group", "fp8e4m3fn", "b", marks=pytest.mark.heavy),
-    ],
+@apart(
+    heavy("block_tma", "fp8e4m3fn", ""),
+    ("block_rows", "int8", "a"),
+    heavy("group", "fp8e4m3fn", "b"),
 )
-def test_scales_along_k_of_each_product(interpreted: Interpreted, scales: str, dtype: str, shared: str) -> None:
+def test_scales_along_k_of_each_product(scales: str, dtype: str, shared: str, /, interpreted: Interpreted) -> None:
     """Factors in another product's place would be off by powers of two."""
     family: Family = registry.get(Family, "a8w8_blockscale")
     problem = family.problem(
@@ -98,7 +96,7 @@ def test_scales_along_k_of_each_product(interpreted: Interpreted, scales: str, d
     interpreted.check(problem, BLOCKS[::2] if shared else BLOCKS, SM90, 0.3)
 
 
-@pytest.mark.parametrize("target", [pytest.param("sm90", marks=pytest.mark.heavy), "gfx942"])
+@pytest.mark.parametrize("target", [heavy("sm90"), "gfx942"])
 def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
     """From the command line to a verified row, which names the batch, and from that row again."""
     out = tmp_path / "out.yaml"
@@ -129,8 +127,7 @@ def test_what_a_batch_takes() -> None:
         assert Problem.from_json(shared.to_json()) == shared
     assert {name: spec.lead for name, spec in batch.operands.items()} == dict.fromkeys(("a", "b", "c", "bias"), (2,))
     ours = [geometry.geometry(SPLIT, p, 1) for p in (one, batch)]
-    assert ours[1].grid == (*ours[0].grid[:2], 2)
-    assert ours[1].workspace_bytes == 2 * ours[0].workspace_bytes
+    assert ours[1].grid == (*ours[0].grid[:2], 2) and ours[1].workspace_bytes == 2 * ours[0].workspace_bytes
     assert ours[1].semaphore_bytes == 2 * ours[0].semaphore_bytes > 0
 
 

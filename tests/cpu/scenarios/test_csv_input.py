@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Capsys, Patch, TunerFormat, each, registry
+from tests.support.nouns import Capsys, Patch, TunerFormat, cases, each, registry
 from tritongemm.cli import gradlib, tune
 from tritongemm.report.console import Reporter
 from tritongemm.tune.request import TuneRequest
@@ -97,8 +97,7 @@ def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
 def test_what_is_meant_is_read(text: str, monkeypatch: Patch, capsys: Capsys) -> None:
     assert run_tune(text) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "x64x" in line]
-    assert listed == ["16x64x128_bf16_TN", "32x64x128_bf16_TN"]
-    assert run_gradlib(text, monkeypatch) == 0
+    assert listed == ["16x64x128_bf16_TN", "32x64x128_bf16_TN"] and run_gradlib(text, monkeypatch) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "x64x" in line]
     assert listed == ["16x64x128_fp16_TN", "32x64x128_fp16_TN"]
 
@@ -115,21 +114,17 @@ def test_what_is_not_clear_is_refused(
     assert [path.name for path in folder.iterdir()] == [NAME]
 
 
-@each(
-    ("text", "complaint"),
-    [
-        (f'{HEADER}\n{FIRST}\n"16,64,128,{KIND}\n', f": row 2 (line 3) {NO_CSV}"),
-        (f'{HEADER}\n16,64,128,False,"torch.\nbfloat16",torch.bfloat16,False,False\n', f": row 1 (line 2) {NO_CSV}"),
-        (f'"{HEADER}\n{FIRST}\n', f": line 1 {NO_CSV}"),
-        (f"{HEADER}\n16,64,128,False,,torch.bfloat16,False,False\n", ": row 1 (line 2) dtype is empty; write a value"),
-        (f"{HEADER}\n{FIRST}\n16,64\n", ": row 2 (line 3) has 2 values for 8 columns; write one for each"),
-        (f"{HEADER}\n{FIRST},1\n", ": row 1 (line 2) has 9 values for 8 columns; write one for each"),
-        (f"{HEADER}\n{FIRST}\n".encode("utf-16"), " is not text: byte 0 is not UTF-8; save it as UTF-8"),
-    ],
+@cases(
+    (f'{HEADER}\n{FIRST}\n"16,64,128,{KIND}\n', f": row 2 (line 3) {NO_CSV}"),
+    (f'{HEADER}\n16,64,128,False,"torch.\nbfloat16",torch.bfloat16,False,False\n', f": row 1 (line 2) {NO_CSV}"),
+    (f'"{HEADER}\n{FIRST}\n', f": line 1 {NO_CSV}"),
+    (f"{HEADER}\n16,64,128,False,,torch.bfloat16,False,False\n", ": row 1 (line 2) dtype is empty; write a value"),
+    (f"{HEADER}\n{FIRST}\n16,64\n", ": row 2 (line 3) has 2 values for 8 columns; write one for each"),
+    (f"{HEADER}\n{FIRST},1\n", ": row 1 (line 2) has 9 values for 8 columns; write one for each"),
+    (f"{HEADER}\n{FIRST}\n".encode("utf-16"), " is not text: byte 0 is not UTF-8; save it as UTF-8"),
 )
-def test_what_is_no_row_is_refused(text: str | bytes, complaint: str, capsys: Capsys) -> None:
-    assert run_tune(text) == 2
-    assert capsys.readouterr().err.startswith(f"error: {NAME}{complaint}")
+def test_what_is_no_row_is_refused(text: str | bytes, complaint: str, /, capsys: Capsys) -> None:
+    assert run_tune(text) == 2 and capsys.readouterr().err.startswith(f"error: {NAME}{complaint}")
 
 
 @each("cell", ["dtype", "q_dtype_a", "q_dtype_w"])

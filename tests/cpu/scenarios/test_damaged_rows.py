@@ -87,8 +87,7 @@ def test_the_others_are_checked_and_timed(three_of_five: Path, capsys: Capsys, m
     monkeypatch.setattr(Revalidation, "verify", keep)
     monkeypatch.setattr(Revalidation, "retime", keep)
     monkeypatch.setattr(tune, "_list_refused", lambda *_: ())  # it wants an answer for each row
-    assert tune.main(["--gemm_size_file", str(three_of_five), option, "--target", "gfx942"]) == 1
-    assert asked == GOOD
+    assert tune.main(["--gemm_size_file", str(three_of_five), option, "--target", "gfx942"]) == 1 and asked == GOOD
     err = capsys.readouterr().err
     assert f"left out: {three_of_five}: row 1 (line 1) is not YAML" in err
     assert f"left out: {three_of_five}: row 3 (line 3) M must be at least 1, not -32" in err
@@ -102,8 +101,7 @@ def test_the_others_are_exported(three_of_five: Path, capsys: Capsys, monkeypatc
         return [folder / "kernels.csv"], []
 
     monkeypatch.setattr(export_command, "export", keep)
-    assert export_command.main([str(three_of_five), "-o", str(three_of_five.parent)]) == 1
-    assert exported == GOOD
+    assert export_command.main([str(three_of_five), "-o", str(three_of_five.parent)]) == 1 and exported == GOOD
     assert capsys.readouterr().err.count("left out: ") == 2
 
 

@@ -9,6 +9,7 @@ from tests.support import ROOT, forked
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
+from tests.support.tables import apart
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.group_rows import Groups
@@ -34,17 +35,14 @@ DESCRIBED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("epilogue", "bias", "configs"),
-    [
-        ("silu_mul", "none", [*POINTERS, STREAMED]),
-        ("gelu_tanh_mul", "n", [*POINTERS[:3], STREAMED]),
-        ("gelu_mul", "m", [*POINTERS, STREAMED]),
-        ("relu", "n", [*POINTERS, STREAMED]),
-        ("gelu", "n", POINTERS[:3]),
-    ],
+@apart(
+    ("silu_mul", "none", [*POINTERS, STREAMED]),
+    ("gelu_tanh_mul", "n", [*POINTERS[:3], STREAMED]),
+    ("gelu_mul", "m", [*POINTERS, STREAMED]),
+    ("relu", "n", [*POINTERS, STREAMED]),
+    ("gelu", "n", POINTERS[:3]),
 )
-def test_pointer_templates(interpreted: Interpreted, epilogue: str, bias: str, configs: list[Config]) -> None:
+def test_pointer_templates(epilogue: str, bias: str, configs: list[Config], /, interpreted: Interpreted) -> None:
     """Each template computes gated and plain products, with a bias along each side; activations are the same in all."""
     problem = Problem(19, 48, 37, *matrices(layout="TN"), bias=bias, epilogue=epilogue)
     interpreted.check(problem, configs, GFX942)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
+from tests.support.tables import apart, heavy
 from tritongemm.codegen import modules
 from tritongemm.core.config import Config
 from tritongemm.core.group_rows import Groups
@@ -55,7 +56,7 @@ def test_uneven_groups_at_odd_sizes(interpreted: Interpreted, room: int, row_maj
     interpreted.check(problem, [PLAIN, FEW, SERVED, ROW, *described], SM90)
 
 
-@pytest.mark.parametrize("counts", [COUNTS, pytest.param((0, sum(COUNTS), 0, 0, 0), marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("counts", [COUNTS, heavy((0, sum(COUNTS), 0, 0, 0))])
 def test_gate_and_up(interpreted: Interpreted, counts: tuple[int, ...]) -> None:
     """Columns of up are behind all of gate's, and a tile has some of both; of blocks each with their own factors."""
     groups = Groups(len(counts), spread="captured", counts=counts)
@@ -86,15 +87,12 @@ def test_integers_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: 
         assert error <= (0 if family == "dense" else 1e-6) <= tolerance, config.name
 
 
-@pytest.mark.parametrize(
-    ("scales", "room"),
-    [
-        pytest.param("block", 0, marks=pytest.mark.heavy),
-        ("block", 36),
-        pytest.param("block_rows", 36, marks=pytest.mark.heavy),
-        pytest.param("group", 0, marks=pytest.mark.heavy),
-    ],
+@apart(
+    heavy("block", 0),
+    ("block", 36),
+    heavy("block_rows", 36),
+    heavy("group", 0),
 )
-def test_scales_of_blocks(interpreted: Interpreted, scales: str, room: int) -> None:
+def test_scales_of_blocks(scales: str, room: int, /, interpreted: Interpreted) -> None:
     problem = grouped("a8w8_blockscale", 144, 256, "fp8e4m3fn", "bf16", room, scales=scales)
     interpreted.check(problem, [*BLOCKS, Config("grouped_gemv", 1, 16, 256)], SM90)

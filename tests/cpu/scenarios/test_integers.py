@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Config, Family, KernelBackend, Patch, Problem, matrices, registry
+from tests.support.nouns import Config, Family, KernelBackend, Patch, Problem, apart, heavy, matrices, registry
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.codegen import modules
 from tritongemm.measure.interpreting import InterpreterJob
@@ -52,17 +52,14 @@ def matrix_instructions(config: Config, problem: Problem, patch: Patch) -> tuple
     return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", edited)), getattr(launch, "cluster", 0)
 
 
-@pytest.mark.parametrize(
-    ("family", "scales", "config", "forms", "cluster"),
-    [
-        pytest.param("dense", "", PAIR, {"m64n64k32"}, 2, marks=pytest.mark.heavy),
-        pytest.param("a8w8", "row", PAIR, {"m64n64k32"}, 2, marks=pytest.mark.heavy),
-        pytest.param("a8w8", "row", SPLIT, {"m64n32k32", "m64n8k32"}, 1, marks=pytest.mark.heavy),
-        ("a8w8_blockscale", "block", SPLIT, {"m64n32k32", "m64n8k32"}, 1),
-    ],
+@apart(
+    heavy("dense", "", PAIR, {"m64n64k32"}, 2),
+    heavy("a8w8", "row", PAIR, {"m64n64k32"}, 2),
+    heavy("a8w8", "row", SPLIT, {"m64n32k32", "m64n8k32"}, 1),
+    ("a8w8_blockscale", "block", SPLIT, {"m64n32k32", "m64n8k32"}, 1),
 )
 def test_matrix_units_add_int32(
-    family: str, scales: str, config: Config, forms: set[str], cluster: int, monkeypatch: Patch
+    family: str, scales: str, config: Config, forms: set[str], cluster: int, /, monkeypatch: Patch
 ) -> None:
     problem = integers(family, 1000, 768, 1024, scales=scales, bias="n")
     found = matrix_instructions(config, problem, monkeypatch)
@@ -82,9 +79,7 @@ def test_wide_tiles_are_multiplied_in_halves() -> None:
     assert 256 in {c.block_n for c in kept} and all(triton.check(c, few, SM90) for c in kept)
 
 
-@pytest.mark.parametrize(
-    "family", [*(pytest.param(f, marks=pytest.mark.heavy) for f in ("dense", "a8w8")), "a8w8_blockscale"]
-)
+@pytest.mark.parametrize("family", [*(heavy(f) for f in ("dense", "a8w8")), "a8w8_blockscale"])
 def test_the_copy_engines_templates_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: str) -> None:
     """Sums to the last bit; with scales, what float32 rounds of the exact sum times its factors."""
     problem = integers(family, 40, 48, 160, bias="n")

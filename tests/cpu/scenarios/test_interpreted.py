@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, POINTERS, SM90, SPLIT
-from tests.support.nouns import Config, Problem, matrices
+from tests.support.nouns import Config, Problem, apart, heavy, matrices
 from tests.support.nouns import loader as target_files
 from tritongemm.codegen import render
 from tritongemm.measure.interpreting import reduced
@@ -20,7 +20,7 @@ def test_pointer_templates_at_odd_sizes(interpreted: Interpreted, row_a: bool, r
     interpreted.check(problem, list(POINTERS), GFX942)
 
 
-@pytest.mark.parametrize(("dtype", "bias"), [pytest.param("fp16", "m", marks=pytest.mark.heavy), ("int8", "n")])
+@pytest.mark.parametrize(("dtype", "bias"), [heavy("fp16", "m"), ("int8", "n")])
 def test_shared_tiles_are_added_up_in_slices(interpreted: Interpreted, dtype: str, bias: str) -> None:
     problem = Problem(18, 37, 64, *matrices(dtype), bias=bias)
     configs = [c for c in POINTERS if c.split_k > 1 or c.template == "stream_k"]
@@ -38,33 +38,29 @@ def test_descriptor_templates_at_odd_sizes(interpreted: Interpreted, row_a: bool
     interpreted.check(problem, list(DESCRIBED), SM90)
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "target"),
-    [
-        pytest.param(("bf16", "bf16", "bf16"), "gfx942", marks=pytest.mark.heavy),
-        (("fp32", "fp32", "fp32"), "sm90"),
-        pytest.param(("int8", "int8", "int32"), "sm90", marks=pytest.mark.heavy),
-        (("int8", "int8", "int8"), "gfx942"),
-        pytest.param(("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942", marks=pytest.mark.heavy),
-        pytest.param(("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950", marks=pytest.mark.heavy),
-        (("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), "sm90"),
-        pytest.param(("bf16", "fp16", "bf16"), "gfx942", marks=pytest.mark.heavy),
-        (("fp16", "fp8e5m2", "fp16"), "sm90"),
-    ],
+@apart(
+    heavy(("bf16", "bf16", "bf16"), "gfx942"),
+    (("fp32", "fp32", "fp32"), "sm90"),
+    heavy(("int8", "int8", "int32"), "sm90"),
+    (("int8", "int8", "int8"), "gfx942"),
+    heavy(("fp8e4m3fnuz", "fp8e5m2fnuz", "fp16"), "gfx942"),
+    heavy(("fp8e5m2", "fp8e4m3fn", "fp32"), "gfx950"),
+    (("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), "sm90"),
+    heavy(("bf16", "fp16", "bf16"), "gfx942"),
+    (("fp16", "fp8e5m2", "fp16"), "sm90"),
 )
-def test_dtypes(interpreted: Interpreted, dtypes: tuple[str, str, str], target: str) -> None:
+def test_dtypes(dtypes: tuple[str, str, str], target: str, /, interpreted: Interpreted) -> None:
     problem = Problem(18, 35, 35, *matrices(*dtypes, layout="TN"), bias="n")
     interpreted.check(problem, [SPLIT, GEMV, GEMV_ROW], target_files.load_target(target))
 
 
-@pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), pytest.param((32, 16, 48), marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), heavy((32, 16, 48))])
 def test_sizes_small_and_even(interpreted: Interpreted, size: tuple[int, int, int]) -> None:
     interpreted.check(Problem(*size), list(POINTERS), GFX942)
 
 
 def test_a_checked_problem_has_the_remainders_of_the_real_one() -> None:
-    problem = Problem(4097, 70, 100_003)
-    small = reduced(problem, SPLIT)
+    small = reduced(Problem(4097, 70, 100_003), SPLIT)
     assert (small.m, small.n, small.k) == (2 * 16 + 1, 70, 7 * 16 + 3)
     assert reduced(Problem(3, 4, 5), SPLIT) == Problem(3, 4, 5)
     runs = Config("tile", 16, 32, 64, options=(("pairwise", 1), ("runs", 8)))

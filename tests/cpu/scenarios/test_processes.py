@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.processes import becomes_true, is_running
+from tests.support.tables import heavy
 from tritongemm.tune import search_processes
 
 SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * search_processes.FEW_PROBLEMS))
@@ -55,7 +56,7 @@ def children(parent: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "words",
-    ["tritongemm tune", *(pytest.param(w, marks=pytest.mark.heavy) for w in ("tritongemm.tune", "tritongemm export"))],
+    ["tritongemm tune", *(heavy(w) for w in ("tritongemm.tune", "tritongemm export"))],
 )
 def test_a_command_imports_nothing_from_the_current_folder(words: str, tmp_path: Path) -> None:
     """A file there that is called as a package that we use would be run in its place."""
@@ -77,12 +78,10 @@ def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(tm
     assert left
     run.kill()
     run.communicate(timeout=10)
-    assert becomes_true(lambda: not any(map(is_running, planners)))
-    assert all(folder.exists() for folder in left)
+    assert becomes_true(lambda: not any(map(is_running, planners))) and all(folder.exists() for folder in left)
     size = ["-m", "1", "-n", "2", "-k", "3", "--target", "gfx1100", "--budget=1", "--generate-only"]
     again = begin(tmp_path, "tritongemm.tune", *size)
-    assert again.communicate(timeout=60) and again.returncode == 0
-    assert list(tmp_path.glob("tritongemm-*")) == []
+    assert again.communicate(timeout=60) and again.returncode == 0 and list(tmp_path.glob("tritongemm-*")) == []
 
 
 @pytest.mark.heavy  # the next sweeps what a killed run leaves, which is quick
@@ -96,5 +95,4 @@ def test_ctrl_c_while_sizes_are_planned_is_one_line(tmp_path: Path) -> None:
         run.kill()
     assert run.returncode == 130 and err.splitlines()[-1] == "interrupted"
     assert "Traceback" not in err and "Process" not in err
-    assert becomes_true(lambda: not any(map(is_running, planners)))
-    assert list(tmp_path.glob("tritongemm-*")) == []
+    assert becomes_true(lambda: not any(map(is_running, planners))) and list(tmp_path.glob("tritongemm-*")) == []

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import terminal
 from tests.support.call_logs import line
+from tests.support.tables import heavy
 
 SEARCH = "--target gfx1100 --budget 1 --num_threads 1"
 COMMANDS = (
@@ -37,7 +38,7 @@ print("$ streams", type(sys.stdout).__name__, type(sys.stderr).__name__)
 """
 
 
-@pytest.mark.parametrize("columns", [80, pytest.param(140, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("columns", [80, heavy(140)])
 def test_every_row_is_on_the_screen_once(tmp_path: Path, columns: int) -> None:
     (tmp_path / "sizes.yaml").write_text(LIST)
     (tmp_path / "job.log").write_text("".join(line(m=m, n=16, k=16, count=m) for m in (16, 8, 5)))

@@ -9,7 +9,7 @@ import torch
 
 from tests.support import ROOT, emulated, forked
 from tests.support.interpreted import Interpreted
-from tests.support.nouns import Config, Problem, Target, each, matrices, registry
+from tests.support.nouns import Config, Problem, Target, cases, each, heavy, matrices, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.codegen import modules, render
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
@@ -77,7 +77,7 @@ OTHERS = (
 
 @pytest.mark.parametrize(
     ("one", "target"),
-    [*QUICK, *(pytest.param(*case, marks=pytest.mark.heavy) for case in OTHERS)],
+    [*QUICK, *(heavy(*case) for case in OTHERS)],
     ids=lambda value: getattr(value, "key", ""),
 )
 def test_kernels_in_the_interpreter(interpreted: Interpreted, one: Problem, target: Target) -> None:
@@ -87,8 +87,7 @@ def test_kernels_in_the_interpreter(interpreted: Interpreted, one: Problem, targ
 
 
 def test_a_module_shuffles_its_own_operand(tmp_path: Path) -> None:
-    one = problem(NUZ, "row", m=5, n=48, k=64)
-    path = modules.write_candidates(one, [CONFIGS[0]], GFX942, tmp_path)
+    path = modules.write_candidates(problem(NUZ, "row", m=5, n=48, k=64), [CONFIGS[0]], GFX942, tmp_path)
     ran = forked.run([str(path)], ROOT)
     assert ran.returncode == 0 and "verified by Triton's interpreter" in ran.stdout, ran.stdout + ran.stderr
     module = modules.run_text(path.read_text(), "generated")
@@ -114,24 +113,20 @@ def test_pieces_are_the_order(dtype: str) -> None:
     assert torch.equal(groups.transpose(1, 2).reshape(one.n, one.k).T, _packed(b.T))
 
 
-@each(
-    ("config", "reason"),
-    [
-        (Config("gemv", 1, 8, 256), "read in blocks of 16 columns and 16 elements along K, not 8 and 256"),
-        (Config("tma", 64, 64, 64), "does not run template tma"),
-        (Config("persistent", 64, 64, 64), "does not run template persistent"),
-        (Config("grouped", 16, 32, 64), "does not run template grouped"),
-    ],
+@cases(
+    (Config("gemv", 1, 8, 256), "read in blocks of 16 columns and 16 elements along K, not 8 and 256"),
+    (Config("tma", 64, 64, 64), "does not run template tma"),
+    (Config("persistent", 64, 64, 64), "does not run template persistent"),
+    (Config("grouped", 16, 32, 64), "does not run template grouped"),
 )
-def test_configs_that_can_not_read_it(config: Config, reason: str) -> None:
+def test_configs_that_can_not_read_it(config: Config, reason: str, /) -> None:
     assert reason in triton.check(config, problem(OCP, "row"), SM90).reason
 
 
 @each(("n", "k"), [(40, 64), (48, 48)])
 def test_sizes_that_do_not_divide_are_refused(n: int, k: int) -> None:
     one = problem("bf16", n=n, k=k)
-    said = registry.get(Family, "dense").supports(one, GFX942).reason
-    assert "N a multiple of 16 and K of 32" in said
+    assert "N a multiple of 16 and K of 32" in registry.get(Family, "dense").supports(one, GFX942).reason
 
 
 def test_every_candidate_reads_complete_groups() -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nouns import Capsys, Patch
+from tests.support.tables import apart
 from tritongemm.cli import gradlib, tune
 
 pytestmark = [
@@ -26,22 +28,17 @@ def write(*rows: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (SCALES, "q_type: no family here has experts with scales per_256x128; there are: No, per_Token, "),
-        (SCALES.replace("QuantType.per_256x128", ""), "q_type: no family here has experts with scales of no q_type"),
-        (MIXED, "q_dtype_a, q_dtype_w: experts' torch.int8 by torch.float4_e2m1fn_x2 is multiplied by no family here"),
-    ],
+@apart(
+    (SCALES, "q_type: no family here has experts with scales per_256x128; there are: No, per_Token, "),
+    (SCALES.replace("QuantType.per_256x128", ""), "q_type: no family here has experts with scales of no q_type"),
+    (MIXED, "q_dtype_a, q_dtype_w: experts' torch.int8 by torch.float4_e2m1fn_x2 is multiplied by no family here"),
 )
-def test_a_file_without_another_row_is_refused(
-    row: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_without_another_row_is_refused(row: str, reason: str, /, folder: Path, capsys: Capsys) -> None:
     expected = f"error: untuned_fmoe.csv: row 1 (line 2) can't be tuned here: {reason}"
     assert tune.main(["--gemm_size_file", write(row), "-o", "out.yaml", *FLAGS]) == 2
     said = capsys.readouterr().err
@@ -51,9 +48,7 @@ def test_a_file_without_another_row_is_refused(
     assert [path.name for path in folder.iterdir()] == ["untuned_fmoe.csv"]
 
 
-def test_the_other_rows_are_tuned_and_the_row_is_named_at_the_end(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_other_rows_are_tuned_and_the_row_is_named_at_the_end(folder: Path, capsys: Capsys) -> None:
     path = write(GOOD, SCALES, GOOD.replace("4,", "8,", 1), MIXED)
     assert tune.main(["--gemm_size_file", path, "-o", "out.yaml", *FLAGS]) == 1
     *_, first, second = capsys.readouterr().err.splitlines()
@@ -64,7 +59,7 @@ def test_the_other_rows_are_tuned_and_the_row_is_named_at_the_end(
     assert "not tuned" not in capsys.readouterr().err
 
 
-def test_many_such_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_such_rows_are_counted(capsys: Capsys) -> None:
     rows = [SCALES.replace("4,", f"{number},", 1) for number in range(1, 16)]
     assert tune.main(["--gemm_size_file", write(GOOD, *rows), "-o", "out.yaml", *FLAGS]) == 1
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not tuned: ")]

@@ -11,7 +11,8 @@ import pytest
 import triton
 
 from tests.support.module_cases import CASES
-from tests.support.nouns import Artifact, Config, Family, KernelBackend, Launch, Problem, each, matrices, registry
+from tests.support.nouns import Artifact, Config, Family, KernelBackend, Launch, Problem, cases, matrices, registry
+from tests.support.tables import apart, heavy
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen.template_facts import TEMPLATES, columns_of_slot, exchanges_sums, fault, padded_columns, tail
@@ -61,20 +62,15 @@ def test_quotients_by_an_inverse_are_exact() -> None:
             assert (quotients == numbers // divisors).all()
 
 
-@pytest.mark.parametrize(
-    ("problem", "configs"),
-    [
-        (OTHER_WAY, (WS,)),
-        pytest.param(SIDES_ALONG_K, (SWAPPED_PADDED,), marks=pytest.mark.heavy),
-        pytest.param(SIDES_ALONG_K, (WS_TWO_PARTS, WS_SWAPPED, WS_PADDED), marks=pytest.mark.heavy),
-        pytest.param(
-            OTHER_WAY, (WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT, WS_PADDED), marks=pytest.mark.heavy
-        ),
-        pytest.param(SIDES_ALONG_K, (WS, WS_SPLIT, WS_SWAPPED_SPLIT), marks=pytest.mark.heavy),
-    ],
+@apart(
+    (OTHER_WAY, (WS,)),
+    heavy(SIDES_ALONG_K, (SWAPPED_PADDED,)),
+    heavy(SIDES_ALONG_K, (WS_TWO_PARTS, WS_SWAPPED, WS_PADDED)),
+    heavy(OTHER_WAY, (WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT, WS_PADDED)),
+    heavy(SIDES_ALONG_K, (WS, WS_SPLIT, WS_SWAPPED_SPLIT)),
 )
 def test_warps_with_roles_compile_without_spills(
-    problem: Problem, configs: tuple[Config, ...], session_cache: Path
+    problem: Problem, configs: tuple[Config, ...], /, session_cache: Path
 ) -> None:
     """One group multiplies in the splits, two in the others; four more warps stand by for the one that fetches."""
     built = compiled(problem, configs, session_cache)
@@ -107,8 +103,7 @@ def test_a_launch_has_boxes_for_groups_and_parts_and_room_for_splits(session_cac
     assert isinstance(launch, Launch)
     boxes = [p.box for p in launch.params if p.kind == "tma"]
     assert boxes[0] == (64, 64) and boxes[3] == (64, 32), "A by rows of one group, C by half of the columns"
-    tiles = 8 * 13
-    assert launch.grid == (SM90.compute_units, 1, 1) and tiles < SM90.compute_units
+    assert launch.grid == (SM90.compute_units, 1, 1) and SM90.compute_units > 8 * 13
     launch = registry.get(KernelBackend, "triton").launch(split, OTHER_WAY, SM90)
     assert isinstance(launch, Launch) and launch.grid == (3 * 16 * 25, 1, 1)
     assert {b.name: b.bytes for b in launch.buffers} == {
@@ -122,22 +117,16 @@ PADDED = (WS_PADDED, SIDES_ALONG_K, "a 64x64, b 224x64, b 256x64, c 64x64, c 64x
 SWAPPED_TILE = (WS_SWAPPED, LIKE_A_MODELS, "a 256x64, a 8x64, b 64x64, c 64x64, c 8x64", 3 * 40)
 
 
-@pytest.mark.parametrize(
-    ("config", "problem", "boxes", "programs"),
-    [
-        pytest.param(*TWO_PARTS, marks=pytest.mark.heavy),
-        pytest.param(*PADDED, marks=pytest.mark.heavy),
-        (LOW_PADDED, SIDES_ALONG_K, "a 64x64, b 112x64, b 128x64, c 64x64, c 64x16", 16 * 7),
-        pytest.param(*SWAPPED_TILE, marks=pytest.mark.heavy),
-        (SWAPPED_PADDED, SIDES_ALONG_K, "a 72x64, a 128x64, b 64x64, c 64x64, c 8x64", 14 * 13 * 3),
-        pytest.param(
-            *(WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x64, b 64x64, c 64x64, c 8x64", 14 * 13 * 3),
-            marks=pytest.mark.heavy,
-        ),
-    ],
+@apart(
+    heavy(*TWO_PARTS),
+    heavy(*PADDED),
+    (LOW_PADDED, SIDES_ALONG_K, "a 64x64, b 112x64, b 128x64, c 64x64, c 64x16", 16 * 7),
+    heavy(*SWAPPED_TILE),
+    (SWAPPED_PADDED, SIDES_ALONG_K, "a 72x64, a 128x64, b 64x64, c 64x64, c 8x64", 14 * 13 * 3),
+    heavy(*(WS_SWAPPED_SPLIT, OTHER_WAY, "a 64x64, a 64x64, b 64x64, c 64x64, c 8x64", 14 * 13 * 3)),
 )
 def test_a_tile_that_is_no_power_of_two_wide_is_fetched_and_stored_in_blocks_that_are(
-    config: Config, problem: Problem, boxes: str, programs: int, session_cache: Path
+    config: Config, problem: Problem, boxes: str, programs: int, /, session_cache: Path
 ) -> None:
     """Columns of the matrix unit: those of B, or swapped the rows of A."""
     (built,) = compiled(problem, (config,), session_cache)
@@ -163,26 +152,23 @@ def test_swapped_tiles_are_kept_where_they_fill_rounds_better() -> None:
     assert not {264, 272} & {c.block_m for c in prune(space(even, SM90), even, SM90).kept}
 
 
-@each(
-    ("config", "complaint"),
-    [
-        (replace(WS_TWO_PARTS, block_n=236), f"{NOT_PADDED}, not 236"),
-        (replace(WS_TWO_PARTS, block_n=336), f"{NOT_PADDED}, not 336"),
-        (
-            replace(WS, options=(("padded", 1),)),
-            "nothing reads padded; its options can be"
-            " adjacent, ahead, alternate, epilogue_parts, num_stages, num_warps, pair, runs, share",
-        ),
-        (replace(WS_TWO_PARTS, block_m=192), f"block_m must be {OF_EACH_GROUP}, not 192"),
-        (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),
-        (replace(WS_SWAPPED, block_n=192), f"block_n must be {OF_EACH_GROUP}, not 192"),
-        (
-            replace(WS_SWAPPED, block_m=236),
-            "block_m must be a power of two, the sum of two, or a multiple of 8 up to 256, not 236",
-        ),
-    ],
+@cases(
+    (replace(WS_TWO_PARTS, block_n=236), f"{NOT_PADDED}, not 236"),
+    (replace(WS_TWO_PARTS, block_n=336), f"{NOT_PADDED}, not 336"),
+    (
+        replace(WS, options=(("padded", 1),)),
+        "nothing reads padded; its options can be"
+        " adjacent, ahead, alternate, epilogue_parts, num_stages, num_warps, pair, pairwise, runs, share",
+    ),
+    (replace(WS_TWO_PARTS, block_m=192), f"block_m must be {OF_EACH_GROUP}, not 192"),
+    (replace(TMA, block_n=48), "block_n must be a power of two, not 48"),
+    (replace(WS_SWAPPED, block_n=192), f"block_n must be {OF_EACH_GROUP}, not 192"),
+    (
+        replace(WS_SWAPPED, block_m=236),
+        "block_m must be a power of two, the sum of two, or a multiple of 8 up to 256, not 236",
+    ),
 )
-def test_what_no_kernel_can_compute_is_refused(config: Config, complaint: str) -> None:
+def test_what_no_kernel_can_compute_is_refused(config: Config, complaint: str, /) -> None:
     assert fault(config) == complaint
 
 
@@ -210,19 +196,16 @@ def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:
     assert trials[0].reason == unchecked.reason
 
 
-@each(
-    ("dtypes", "n", "there"),
-    [
-        (("bf16", "bf16", "bf16"), 4096, True),
-        (("fp16", "fp16", "fp32"), 4096, True),
-        (("fp8e4m3fn", "fp8e4m3fn", "bf16"), 4096, True),
-        (("fp16", "bf16", "fp16"), 4096, False),
-        (("int8", "int8", "int32"), 4096, True),
-        (("int8", "int8", "int8"), 4096, False),
-        (("bf16", "bf16", "bf16"), 4100, False),
-    ],
+@cases(
+    (("bf16", "bf16", "bf16"), 4096, True),
+    (("fp16", "fp16", "fp32"), 4096, True),
+    (("fp8e4m3fn", "fp8e4m3fn", "bf16"), 4096, True),
+    (("fp16", "bf16", "fp16"), 4096, False),
+    (("int8", "int8", "int32"), 4096, True),
+    (("int8", "int8", "int8"), 4096, False),
+    (("bf16", "bf16", "bf16"), 4100, False),
 )
-def test_it_is_for_operands_of_one_type_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool) -> None:
+def test_it_is_for_operands_of_one_type_in_aligned_rows(dtypes: tuple[str, str, str], n: int, there: bool, /) -> None:
     problem = Problem(1024, n, 4096, *matrices(*dtypes, layout="TN"))
     assert ("ws_tma" in {a.template for a in space(problem, SM90).axes}) == there
 
@@ -251,20 +234,15 @@ SCALED_TWO_PARTS = Config("ws_tma", 128, 192, 128, 8, num_warps=8, num_stages=3,
 SCALED_SWAPPED = Config("ws_tma_swapped", 40, 64, 128, 1, 2, num_warps=4, num_stages=3, options=(("swap_ab", 1),))
 
 
-@pytest.mark.parametrize(
-    ("family", "scales", "configs"),
-    [
-        pytest.param("a8w8", "", (SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy),
-        ("a8w8_blockscale", "block", (SCALED_LOW,)),
-        pytest.param(
-            "a8w8_blockscale", "block", (SCALED_PADDED, SCALED_SPLIT, SCALED_SWAPPED), marks=pytest.mark.heavy
-        ),
-        pytest.param("a8w8", "", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
-        pytest.param("a8w8_blockscale", "block", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS), marks=pytest.mark.heavy),
-    ],
+@apart(
+    heavy("a8w8", "", (SCALED_SPLIT, SCALED_SWAPPED)),
+    ("a8w8_blockscale", "block", (SCALED_LOW,)),
+    heavy("a8w8_blockscale", "block", (SCALED_PADDED, SCALED_SPLIT, SCALED_SWAPPED)),
+    heavy("a8w8", "", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS)),
+    heavy("a8w8_blockscale", "block", (SCALED, SCALED_HIGH, SCALED_TWO_PARTS)),
 )
 def test_scales_of_fp8_compile_without_spills_in_loops(
-    family: str, scales: str, configs: tuple[Config, ...], session_cache: Path
+    family: str, scales: str, configs: tuple[Config, ...], /, session_cache: Path
 ) -> None:
     """Complete tiles, splits, and columns of two powers of two, whose factors are beside them."""
     fp8 = "fp8e4m3fn"
@@ -280,7 +258,7 @@ def test_scales_of_fp8_compile_without_spills_in_loops(
     assert bool(astride) == (not scales), "columns are of two scales at most"
 
 
-@pytest.mark.parametrize("pair", [pytest.param(0, marks=pytest.mark.heavy), 1])
+@pytest.mark.parametrize("pair", [heavy(0), 1])
 def test_groups_with_tiles_of_their_own_compile_alone_or_in_pairs(session_cache: Path, pair: int) -> None:
     problem = Problem(1000, 776, 1032, *matrices("bf16", layout="TN"))
     alone = Config("ws_tma", 128, 128, 64, 4, num_warps=8, num_stages=5, options=(("alternate", 1),))
@@ -296,7 +274,7 @@ def test_groups_with_tiles_of_their_own_compile_alone_or_in_pairs(session_cache:
         assert "alternate must have 8 warps" in triton.check(config, of, SM90).reason
 
 
-@pytest.mark.parametrize("m", [64, pytest.param(1024, marks=pytest.mark.heavy), 4096])
+@pytest.mark.parametrize("m", [64, heavy(1024), 4096])
 def test_its_rings_are_as_deep_as_fits(m: int) -> None:
     """Every kept config fits with C's part, none could hold a slot more, and none is both split and shared.
 

@@ -13,6 +13,7 @@ from scripts.tables.making import TableMaker, list_problems, read_made
 from scripts.tables.products import Product
 from tests.support.formats import write_text
 from tests.support.linear_layers import record
+from tests.support.nouns import Patch
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +46,11 @@ def test_products_are_those_of_the_published_models_the_most_served_first(listed
     latent = by_layer["DeepSeek-V3, TP 8: fused_qkv_a_proj"]
     assert (latent.n, latent.k, latent.family) == (2112, 7168, "a8w8_blockscale")
     assert latent.a.scaling is not None and latent.a.scaling.pad == (4, 1)  # of vLLM's DeepGEMM, by default
-    assert by_layer["gpt-oss 20B, TP 1: qkv_proj"].bias == "n"
-    assert by_layer["Qwen3 32B, TP 4: down_proj"].k == 6400
+    assert by_layer["gpt-oss 20B, TP 1: qkv_proj"].bias == "n" and by_layer["Qwen3 32B, TP 4: down_proj"].k == 6400
     assert all(p.a.dtype == p.c.dtype == "bf16" for p in problems if p.family == "dense")
 
 
-def test_a_run_goes_on_with_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: list[Product]
-) -> None:
+def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: Patch, listed: list[Product]) -> None:
     first, ran, said = listed[:12], list[str](), list[str]()
 
     def tune(self: TableMaker, folder: Path, options: Sequence[str]) -> int | None:

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from tests.support import ROOT
 from tests.support.covering import pairwise
 from tests.support.kernel_cases import GFX942, SM90
-from tests.support.nouns import Capsys, Config, Groups, InputError, Patch, Problem, Target, each, matrices
+from tests.support.nouns import Capsys, Config, Groups, InputError, Patch, Problem, Target, cases, each, matrices
 from tritongemm.plugins.validity import check_config
 from tritongemm.search.cost_model import correction, model
 from tritongemm.search.pruning import prune
@@ -64,8 +64,7 @@ def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: P
     monkeypatch.setattr(script, "OTHERS", 10)
     with threadpool_limits(1):  # where other tests hold the cores, threads that wait for each other cost more
         before, after = figures(script, "bf16_sample", "fp8_blocks")
-    assert means(after)[0] > 0.93 > means(before)[0] + 0.1
-    assert means(after)[1] > 0.98 > means(before)[1]
+    assert means(after)[0] > 0.93 > means(before)[0] + 0.1 and means(after)[1] > 0.98 > means(before)[1]
     assert min(first for first, _ in after) > 0.6 and min(eight for _, eight in after) > 0.8
 
 
@@ -86,16 +85,13 @@ def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
     assert entire[0] > 0.92 and entire[1] > 0.97
 
 
-@each(
-    "problem",
-    [
-        replace(BF16, a=BF16.a._replace(dtype="fp16"), b=BF16.b._replace(dtype="fp16")),
-        replace(BF16, b=BF16.b._replace(row_major=True)),
-        replace(BF16, batch=4),
-        replace(BF16, groups=Groups(2)),
-    ],
+@cases(
+    replace(BF16, a=BF16.a._replace(dtype="fp16"), b=BF16.b._replace(dtype="fp16")),
+    replace(BF16, b=BF16.b._replace(row_major=True)),
+    replace(BF16, batch=4),
+    replace(BF16, groups=Groups(2)),
 )
-def test_problems_without_a_table_are_the_analytical_models(problem: Problem, monkeypatch: Patch) -> None:
+def test_problems_without_a_table_are_the_analytical_models(problem: Problem, /, monkeypatch: Patch) -> None:
     assert seconds(problem) == analytical(monkeypatch, problem)
     assert seconds(BF16, warm=True) == analytical(monkeypatch, BF16, warm=True)
 
@@ -106,8 +102,7 @@ def test_factors_are_of_recorded_templates_within_bounds_and_read_back() -> None
     _, rows = model.features(CONFIGS, BF16, H200, fitted.templates)
     assert all(fitted.factors([replace(c, template="not_recorded") for c in CONFIGS], rows) == 1)
     assert all(fitted.factors([replace(c, backend="cutlass") for c in CONFIGS], rows) == 1)
-    assert len(set(fitted.factors(CONFIGS, rows).tolist())) > 1
-    assert fitted is not None
+    assert len(set(fitted.factors(CONFIGS, rows).tolist())) > 1 and fitted is not None
     for size in [(1, 1, 1), (1, 16, 65536), (70000, 70000, 16), (33, 100003, 77)]:
         _, rows = model.features(CONFIGS, replace(BF16, m=size[0], n=size[1], k=size[2]), H200, fitted.templates)
         factors = fitted.factors(CONFIGS, rows)
@@ -135,32 +130,25 @@ BATCH = Problem(16, 512, 512, *matrices("bf16", layout="TN"), batch=128)
 @each(("target", "m", "shared"), pairwise([SM90, GFX942], [1, 16, 256], ["", "a", "b"]))
 def test_no_prediction_is_beyond_the_roofline(target: Target, m: int, shared: str) -> None:
     problem = replace(BATCH, m=m, a=BATCH.a._replace(shared=shared == "a"), b=BATCH.b._replace(shared=shared == "b"))
-    kept = prune.prune(space(problem, target), problem, target).kept
-    predictions = model.rank(kept, problem, target)
+    predictions = model.rank(prune.prune(space(problem, target), problem, target).kept, problem, target)
     least = target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
     assert least < predictions[0].seconds < 20 * least + 2e-5
     assert {c.template for c in predictions.configs} <= {"tile", "gemv", "tma"}
 
 
-def test_a_batch_fills_the_gpu_without_splits() -> None:
+def test_batches_fill_the_gpu_shared_operands_are_read_once_and_what_is_kept_compiles() -> None:
+    """No budget goes to configs that are refused: descriptors would read the next product's rows."""
     one = replace(BATCH, batch=1, n=64, k=4096)
     alone, together = (
         {c.split_k for c in prune.prune(space(p, SM90), p, SM90).kept} for p in (one, replace(one, batch=128))
     )
     assert max(alone) > 1 and together == {1}
-
-
-def test_what_is_kept_can_be_compiled() -> None:
-    """No budget goes to configs that are refused: descriptors would read the next product's rows."""
-    problem = Problem(64, 512, 192, *matrices(layout="NT"), batch=4)
-    kept = prune.prune(space(problem, SM90), problem, SM90).kept
-    assert any(config.template == "tma" for config in kept)
-    assert not [config for config in kept if not check_config(config, problem, SM90)]
-
-
-def test_a_shared_operand_is_read_once() -> None:
     config = model.rank(prune.prune(space(BATCH, SM90), BATCH, SM90).kept, BATCH, SM90).configs[0]
     own, shared = (
         model.predict(config, p, SM90).seconds for p in (BATCH, replace(BATCH, b=BATCH.b._replace(shared=True)))
     )
     assert shared < own
+    problem = Problem(64, 512, 192, *matrices(layout="NT"), batch=4)
+    kept = prune.prune(space(problem, SM90), problem, SM90).kept
+    assert any(config.template == "tma" for config in kept)
+    assert not [config for config in kept if not check_config(config, problem, SM90)]

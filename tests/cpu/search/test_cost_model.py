@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Artifact, Config, Defaults, Family, Groups, Patch, each, make_problem, registry
+from tests.support.nouns import Artifact, Config, Defaults, Family, Groups, Patch, cases, each, make_problem, registry
 from tritongemm.core import target
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.search.cost_model import occupancy
@@ -27,12 +27,21 @@ def first_tiles(problem: Problem, target: target.Target, count: int = 3) -> list
     return list(dict.fromkeys(p.config.tile for p in rank(kept, problem, target)))[:count]
 
 
-def test_rank_is_sorted_complete_and_repeatable() -> None:
+def test_ranks_are_sorted_and_more_work_takes_longer() -> None:
     kept = prune(space(LARGE, GFX942), LARGE, GFX942).kept
     ordered = rank(kept, LARGE, GFX942)
     assert {p.config for p in ordered} == set(kept) and len(ordered) == len(kept)
     assert [p.seconds for p in ordered] == sorted(p.seconds for p in ordered)
     assert [p.config for p in rank(reversed(kept), LARGE, GFX942)] == [p.config for p in ordered]
+    assert first_tiles(LARGE, GFX942)[0] == (256, 256, 64)
+    assert all(m == 16 for m, _, _ in first_tiles(Problem(1, 8192, 28672, *matrices(layout="TN")), GFX942))
+    assert (128, 256, 64) in first_tiles(LARGE, SM90, 5)
+    times = [predict(TILE, Problem(4096, 4096, k), GFX942).seconds for k in (512, 1024, 4096, 16384)]
+    assert times == sorted(times) and times[-1] > 10 * times[0]
+    problem = Problem(16, 1280, 8192, *matrices("bf16", layout="TN"))
+    counted = Config("tma", 16, 64, 128, 1, 6, 4, 5, options=(("poll", 0), ("swap_ab", 1)))
+    looked_for = replace(counted, options=(("poll", 1), ("swap_ab", 1)))
+    assert 0 < predict(looked_for, problem, SM90).terms["reduce"] < predict(counted, problem, SM90).terms["reduce"]
 
 
 @each("name", target_files.target_names())
@@ -48,14 +57,7 @@ def test_every_target_and_dtype_is_slower_than_its_roofline(name: str, dtype: st
 @each("template", ["tile", "persistent", "stream_k", "gemv", "not_known_yet"])
 def test_templates_all_get_a_finite_time(template: str) -> None:
     for size in [(1, 1, 1), (1, 8192, 28672), (4097, 4097, 4096)]:
-        found = predict(replace(TILE, template=template), Problem(*size), GFX942)
-        assert 0 < found.seconds < 1
-
-
-def test_large_sizes_want_large_tiles_and_skinny_ones_do_not() -> None:
-    assert first_tiles(LARGE, GFX942)[0] == (256, 256, 64)
-    assert all(m == 16 for m, _, _ in first_tiles(Problem(1, 8192, 28672, *matrices(layout="TN")), GFX942))
-    assert (128, 256, 64) in first_tiles(LARGE, SM90, 5)
+        assert 0 < predict(replace(TILE, template=template), Problem(*size), GFX942).seconds < 1
 
 
 EVEN, ODD = Problem(256 * 19, 4096, 4096), Problem(256 * 20, 4096, 4096)  # 304 and 320 tiles for 304 compute units
@@ -65,18 +67,15 @@ LOW = Config("tile", 16, 128, 128, num_warps=8)
 AT_ONCE, SPILLS = (Config("tma", m, 256, 64, num_warps=8) for m in (128, 256))  # asynchronous instructions' sums
 
 
-@each(
-    ("slower", "faster", "target", "ratio"),
-    [
-        ((TILE, ODD), (TILE, EVEN), GFX942, 1.5),  # a tile more than fills the device costs a round
-        ((TILE, ODD), (STREAM_K, ODD), GFX942, 1),
-        ((LOW, FEW_TILES), (replace(LOW, split_k=8), FEW_TILES), GFX942, 1),
-        ((replace(LOW, split_k=8), SHORT_K), (LOW, SHORT_K), GFX942, 1),
-        ((TILE, Problem(4096, 4096, 4097, *matrices(layout="TN"))), (TILE, LARGE), GFX942, 1.2),  # unaligned rows
-        ((SPILLS, LARGE), (AT_ONCE, LARGE), SM90, 2),
-    ],
+@cases(
+    ((TILE, ODD), (TILE, EVEN), GFX942, 1.5),  # a tile more than fills the device costs a round
+    ((TILE, ODD), (STREAM_K, ODD), GFX942, 1),
+    ((LOW, FEW_TILES), (replace(LOW, split_k=8), FEW_TILES), GFX942, 1),
+    ((replace(LOW, split_k=8), SHORT_K), (LOW, SHORT_K), GFX942, 1),
+    ((TILE, Problem(4096, 4096, 4097, *matrices(layout="TN"))), (TILE, LARGE), GFX942, 1.2),  # unaligned rows
+    ((SPILLS, LARGE), (AT_ONCE, LARGE), SM90, 2),
 )
-def test_what_takes_longer(slower: Any, faster: Any, target: target.Target, ratio: float) -> None:
+def test_what_takes_longer(slower: Any, faster: Any, target: target.Target, ratio: float, /) -> None:
     long, short = (predict(config, problem, target).seconds for config, problem in (slower, faster))
     assert long > ratio * short
 
@@ -100,7 +99,7 @@ def test_small_programs_follow_each_other_without_rounds() -> None:
     assert max(steps) < 1.01 * min(steps)
 
 
-def test_programs_of_stream_k_that_do_not_fit_at_once_take_turns() -> None:
+def test_programs_take_turns_and_hoppers_loads_are_early() -> None:
     def seconds(programs: int, problem: Problem, **options: int) -> float:
         named = tuple({**dict(TILE.options), "num_sms": programs, **options}.items())
         return predict(replace(TILE, template="stream_k", options=named), problem, GFX942).seconds
@@ -109,6 +108,13 @@ def test_programs_of_stream_k_that_do_not_fit_at_once_take_turns() -> None:
     assert seconds(304, even) == predict(TILE, even, GFX942).seconds  # nothing is left over
     assert seconds(608, less) > seconds(304, less)  # one such program fits on a CU: no more work at once
     assert seconds(304, less, share_more=1) == seconds(304, less)  # there is no full round to share
+    problem = make_problem(Defaults.of(layout="TN", family="a8w8_blockscale"), 1024, 1536, 7168)
+    plain = replace(problem, family="gemm").scaled((None, None))
+    config = Config("tile", 64, 64, 128, num_warps=4, num_stages=3)
+    assert predict(config, problem, SM90).terms["latency"] == predict(config, plain, SM90).terms["latency"]
+    tall, wide = replace(TILE, block_m=256, block_n=128), replace(TILE, block_m=128, block_n=256)
+    ordered = rank([wide, tall], Problem(4096, 4096, 4096, *matrices(layout="TN")), GFX942)
+    assert ordered[0].seconds == ordered[1].seconds and ordered[0].config == tall
 
 
 def test_stream_k_is_ranked_by_what_it_cuts() -> None:
@@ -118,18 +124,6 @@ def test_stream_k_is_ranked_by_what_it_cuts() -> None:
     configs = [Config("stream_k_tma", *tile, group_m=8, num_warps=8, num_stages=4) for tile in measured]
     order = [p.config.tile for p in rank(configs, problem, target_files.load_target("sm90", "H200"))]
     assert order[0] == (128, 128, 64) and order[-1] == (64, 64, 64)
-
-
-def test_more_work_takes_longer() -> None:
-    times = [predict(TILE, Problem(4096, 4096, k), GFX942).seconds for k in (512, 1024, 4096, 16384)]
-    assert times == sorted(times) and times[-1] > 10 * times[0]
-
-
-def test_sums_that_are_looked_for_cost_less_than_counted_ones() -> None:
-    problem = Problem(16, 1280, 8192, *matrices("bf16", layout="TN"))
-    counted = Config("tma", 16, 64, 128, 1, 6, 4, 5, options=(("poll", 0), ("swap_ab", 1)))
-    looked_for = replace(counted, options=(("poll", 1), ("swap_ab", 1)))
-    assert 0 < predict(looked_for, problem, SM90).terms["reduce"] < predict(counted, problem, SM90).terms["reduce"]
 
 
 def test_neighbours_share_what_they_draw_from_l2() -> None:
@@ -142,7 +136,7 @@ def test_neighbours_share_what_they_draw_from_l2() -> None:
     assert predict(pairs, problem, apart).terms["l2"] == pytest.approx(predict(row, problem, apart).terms["l2"])
 
 
-def test_the_first_load_and_the_last_block_hide_nothing() -> None:
+def test_loads_are_hidden_or_shared_as_the_memory_has_them() -> None:
     deep, flat = Config("tile", 64, 64, 256, num_warps=8), Config("tile", 64, 64, 64, num_warps=8)
     short, long = (Problem(1024, 1024, k, *matrices(layout="TN")) for k in (256, 8192))
     once = predict(deep, short, GFX942)
@@ -150,20 +144,19 @@ def test_the_first_load_and_the_last_block_hide_nothing() -> None:
     assert once.seconds == pytest.approx(alone)
     gain = [predict(flat, p, GFX942).seconds / predict(deep, p, GFX942).seconds for p in (short, long)]
     assert gain[0] < 0.8 * gain[1]
-
-
-def test_reading_across_rows_costs_lds_by_the_rows_of_a_matrix_instruction() -> None:
     along, across = Problem(1024, 1024, 1024, *matrices(layout="TN")), Problem(1024, 1024, 1024, *matrices())
     narrow = Config("tile", 64, 64, 64, options=(("matrix_instr_nonkdim", 16),))
     wide = replace(narrow, options=(("matrix_instr_nonkdim", 32),))
     lds = {(c, p): predict(c, p, GFX942).terms["lds"] for c in (narrow, wide) for p in (along, across)}
     assert lds[narrow, along] == lds[wide, along] < lds[wide, across] < lds[narrow, across]
-
-
-def test_half_a_line_a_row_takes_l2_twice_the_traffic() -> None:
     half, entire = Config("tile", 128, 128, 32), Config("tile", 128, 128, 64)
     seconds = [predict(c, LARGE, GFX942).terms["l2"] for c in (half, entire)]
     assert 1.5 < seconds[0] / seconds[1] < 2.5
+    small, middle, large = Problem(64, 256, 2048), Problem(4096, 4096, 4096), Problem(16384, 16384, 16384)
+    for problem, gone in [(small, {"llc", "hbm"}), (middle, {"hbm"}), (large, set())]:
+        cold, warm = (predict(TILE, problem, GFX942, warm=w) for w in (False, True))
+        assert {name for name in cold.terms if warm.terms[name] == 0 < cold.terms[name]} == gone
+        assert warm.seconds < cold.seconds if gone else warm.seconds == cold.seconds
 
 
 def test_late_loads_are_hidden_by_a_compute_units_other_programs() -> None:
@@ -187,28 +180,6 @@ def test_late_loads_are_hidden_by_a_compute_units_other_programs() -> None:
         assert late > 1.02 * predict(configs[0], plain, GFX942).terms["latency"]
 
 
-def test_hoppers_loads_are_early_with_scales_too() -> None:
-    problem = make_problem(Defaults.of(layout="TN", family="a8w8_blockscale"), 1024, 1536, 7168)
-    plain = replace(problem, family="gemm").scaled((None, None))
-    config = Config("tile", 64, 64, 128, num_warps=4, num_stages=3)
-    assert predict(config, problem, SM90).terms["latency"] == predict(config, plain, SM90).terms["latency"]
-
-
-def test_operands_that_stay_in_caches_come_from_there() -> None:
-    small, middle, large = Problem(64, 256, 2048), Problem(4096, 4096, 4096), Problem(16384, 16384, 16384)
-    for problem, gone in [(small, {"llc", "hbm"}), (middle, {"hbm"}), (large, set())]:
-        cold, warm = (predict(TILE, problem, GFX942, warm=w) for w in (False, True))
-        assert {name for name in cold.terms if warm.terms[name] == 0 < cold.terms[name]} == gone
-        assert warm.seconds < cold.seconds if gone else warm.seconds == cold.seconds
-
-
-def test_of_equal_times_the_taller_tile_comes_first() -> None:
-    tall, wide = replace(TILE, block_m=256, block_n=128), replace(TILE, block_m=128, block_n=256)
-    square = Problem(4096, 4096, 4096, *matrices(layout="TN"))
-    ordered = rank([wide, tall], square, GFX942)
-    assert ordered[0].seconds == ordered[1].seconds and ordered[0].config == tall
-
-
 def test_the_binary_corrects_the_estimate() -> None:
     good = Artifact(TILE, "x", registers=256, shared=65536, threads=512)
     spilling = replace(good, spills=1024)
@@ -223,56 +194,46 @@ def test_the_binary_corrects_the_estimate() -> None:
     )
 
 
-@each(
-    ("name", "config", "shared"),
-    [
-        # Seen in Triton 3.9 binaries of a plain fp16 kernel.
-        ("gfx942", Config("tile", 64, 64, 64), 16384),
-        ("gfx942", Config("tile", 64, 64, 64, num_stages=1), 8192),
-        ("gfx942", Config("tile", 64, 64, 64, num_stages=3), 32768),
-        ("gfx1100", Config("tile", 128, 128, 32), 16384),
-        ("sm80", Config("tile", 64, 64, 64, num_stages=4), 49152),
-        ("sm120", Config("tile", 128, 64, 64, num_stages=5), 98304),
-        ("gfx1201", Config("tile", 128, 256, 32, num_warps=8), 24576),
-        ("sm90", Config("tile", 64, 64, 64, num_stages=4), 65536),
-        ("sm90", Config("tile", 32, 64, 64, num_stages=3), 24576),
-    ],
+@cases(
+    # Seen in Triton 3.9 binaries of a plain fp16 kernel.
+    ("gfx942", Config("tile", 64, 64, 64), 16384),
+    ("gfx942", Config("tile", 64, 64, 64, num_stages=1), 8192),
+    ("gfx942", Config("tile", 64, 64, 64, num_stages=3), 32768),
+    ("gfx1100", Config("tile", 128, 128, 32), 16384),
+    ("sm80", Config("tile", 64, 64, 64, num_stages=4), 49152),
+    ("sm120", Config("tile", 128, 64, 64, num_stages=5), 98304),
+    ("gfx1201", Config("tile", 128, 256, 32, num_warps=8), 24576),
+    ("sm90", Config("tile", 64, 64, 64, num_stages=4), 65536),
+    ("sm90", Config("tile", 32, 64, 64, num_stages=3), 24576),
 )
-def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int) -> None:
+def test_lds_is_what_triton_allocates(name: str, config: Config, shared: int, /) -> None:
     assert occupancy.lds_bytes(config, LARGE, target_files.load_target(name)) == shared
 
 
-@each(
-    ("config", "seen"),
-    [
-        # Seen in Triton 3.6 binaries; scales and the epilogue take the rest.
-        (Config("tile", 64, 128, 128, num_warps=8, num_stages=3), 61440),
-        (Config("tile", 64, 32, 512, num_warps=4, num_stages=5), 131072),
-        (Config("tile", 128, 64, 512, num_warps=8, num_stages=4, options=(("swap_ab", 1),)), 282624),
-        (Config("tma", 64, 256, 256, num_warps=4, num_stages=3), 213024),
-        (Config("tile", 32, 64, 256, num_warps=8, num_stages=3), 25600),  # multiplied by instructions of one warp
-    ],
+@cases(
+    # Seen in Triton 3.6 binaries; scales and the epilogue take the rest.
+    (Config("tile", 64, 128, 128, num_warps=8, num_stages=3), 61440),
+    (Config("tile", 64, 32, 512, num_warps=4, num_stages=5), 131072),
+    (Config("tile", 128, 64, 512, num_warps=8, num_stages=4, options=(("swap_ab", 1),)), 282624),
+    (Config("tma", 64, 256, 256, num_warps=4, num_stages=3), 213024),
+    (Config("tile", 32, 64, 256, num_warps=8, num_stages=3), 25600),  # multiplied by instructions of one warp
 )
-def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int) -> None:
+def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int, /) -> None:
     fp4 = registry.get(Family, "a4w4_blockscale")
     problem = fp4.problem(Problem(256, 4096, 7168, *matrices("fp4e2m1", c="bf16", layout="TN")))
-    guess = occupancy.lds_bytes(config, problem, target_files.load_target("sm90"))
-    assert 0.93 * seen <= guess <= seen
+    assert 0.93 * seen <= occupancy.lds_bytes(config, problem, target_files.load_target("sm90")) <= seen
 
 
-@each(
-    ("tile", "num_stages", "parts", "seen"),
-    [
-        # Seen in Triton 3.6 and 3.9 binaries of fp8; barriers and factors take the rest.
-        ((128, 256, 128), 3, 1, 214040),
-        ((128, 256, 128), 3, 2, 181272),
-        ((128, 256, 128), 4, 1, 263200),
-        ((64, 256, 128), 4, 2, 181280),
-        ((64, 64, 64), 4, 1, 40992),
-    ],
+@cases(
+    # Seen in Triton 3.6 and 3.9 binaries of fp8; barriers and factors take the rest.
+    ((128, 256, 128), 3, 1, 214040),
+    ((128, 256, 128), 3, 2, 181272),
+    ((128, 256, 128), 4, 1, 263200),
+    ((64, 256, 128), 4, 2, 181280),
+    ((64, 64, 64), 4, 1, 40992),
 )
 def test_what_is_stored_of_c_takes_lds_beside_a_ring(
-    tile: tuple[int, int, int], num_stages: int, parts: int, seen: int
+    tile: tuple[int, int, int], num_stages: int, parts: int, seen: int, /
 ) -> None:
     options = (("epilogue_parts", parts),)
     config = Config("persistent", *tile, num_warps=8, num_stages=num_stages, options=options)
@@ -281,8 +242,7 @@ def test_what_is_stored_of_c_takes_lds_beside_a_ring(
     sm90 = target_files.load_target("sm90")
     guess = occupancy.lds_bytes(config, problem, sm90) + occupancy.stored_bytes(config, problem)
     assert 0.99 * seen <= guess <= seen
-    reason = resources.lds(config, problem, sm90)
-    assert reason == (f"LDS {guess} > 232448" if seen > 232448 else None)
+    assert resources.lds(config, problem, sm90) == (f"LDS {guess} > 232448" if seen > 232448 else None)
 
 
 @each(("tile", "num_warps", "seen"), [((64, 64, 64), 4, 94), ((128, 128, 64), 4, 182), ((128, 128, 64), 2, 314)])

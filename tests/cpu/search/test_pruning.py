@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Family, Groups, Patch, Problem, each, matrices, registry
+from tests.support.nouns import Family, Groups, Patch, Problem, cases, each, matrices, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core import target
@@ -38,8 +38,7 @@ def test_guard_skips_the_rule_that_would_leave_nothing(wide: Space) -> None:
     assert pruned.kept and pruned.skipped == ("all",) and pruned.removed["all"] == 0 < pruned.removed["thin"]
     assert not prune(wide, problem, GFX942, (rule,), never_zero=False).kept
     nothing = prune(pruned.kept[:3], problem, GFX942, (rule,))
-    assert nothing.kept == pruned.kept[:3] and nothing.skipped == ("all",)
-    assert prune([], problem, GFX942).kept == ()
+    assert nothing.kept == pruned.kept[:3] and nothing.skipped == ("all",) and prune([], problem, GFX942).kept == ()
 
 
 @each("name", target_files.target_names())
@@ -54,46 +53,41 @@ def test_odd_sizes_keep_candidates_unaided(name: str, size: tuple[int, int, int]
     assert pruned.kept and not pruned.skipped
 
 
-def test_counts_stay_in_hand() -> None:
+def test_counts_stay_in_hand_and_reasons_carry_numbers() -> None:
     def kept(target: target.Target, m: int, n: int, k: int) -> int:
         problem = Problem(m, n, k)
         return len(prune(space(problem, target, templates=("tile",)), problem, target).kept)
 
-    assert 300 <= kept(SM90, 4096, 4096, 4096) <= 1500
-    assert 1 <= kept(GFX942, 16, 16, 16) < 60
-
-
-def test_reasons_carry_numbers() -> None:
+    assert 300 <= kept(SM90, 4096, 4096, 4096) <= 1500 and 1 <= kept(GFX942, 16, 16, 16) < 60
     big = Config("tile", 256, 256, 128, num_warps=8)
     problem = Problem(4096, 4096, 4096)
     assert reasons(big, problem, GFX942) == {"lds": "LDS 131072 > 65536"}
     pruned = prune([big, Config("tile", 128, 128, 64)], problem, GFX942)
     assert pruned.removed["lds"] == 1 and pruned.reasons["lds"] == f"{big.name}: LDS 131072 > 65536"
+    fp8 = Problem(128, 128, 128, *matrices("fp8e4m3fn", c="fp16"))
+    assert "dot_k" in reasons(Config("tile", 64, 64, 16), fp8, SM90)
 
 
-@each(
-    ("config", "size", "rule"),
-    [
-        (Config("tile", 64, 64, 64, split_k=4), (4096, 4096, 4096), "split_k"),
-        (Config("tile", 64, 64, 64, split_k=4), (64, 64, 256), "split_k"),
-        (Config("tile", 64, 64, 64, group_m=8), (128, 4096, 4096), "group_m"),
-        (Config("tile", 64, 16, 64), (16, 16, 64), "fits_m"),
-        (Config("tile", 16, 16, 256, num_warps=1), (16, 16, 64), "fits_k"),
-        (Config("tile", 16, 16, 16, num_warps=4), (16, 16, 16), "few_instructions"),
-        (Config("tile", 256, 256, 32, num_warps=1), (4096, 4096, 4096), "accumulator"),
-        (Config("tile", 16, 16, 64, num_warps=1), (4096, 4096, 4096), "small_tile"),
-        (Config("tile", 16, 64, 64, options=(("matrix_instr_nonkdim", 32),)), (16, 64, 64), "nonkdim_size"),
-        (Config("tile", 256, 16, 64), (4096, 16, 2**23), "offsets"),  # 2 ** 31 elements of A in a tile
-        (Config("gemv", 1, 64, 256), (64, 64, 256), "vector_rows"),
-        (Config("gemv", 4, 64, 256), (2, 64, 256), "fits_m"),
-        (Config("gemv", 1, 4, 256, options=(("prefetch", 3),)), (1, 64, 1024), "straight"),
-        (Config("tile", 16, 128, 256, num_warps=1), (16, 4096, 4096), "unrolled"),  # 512 elements of B each
-        (Config("stream_k", 256, 256, 64), (4864, 4096, 4096), "stream_k"),  # 304 tiles for 304 CUs
-        (Config("stream_k", 64, 64, 64), (64, 256, 1024), "stream_k"),  # 64 blocks
-        (Config("stream_k", 64, 64, 64, options=(("share_more", 1),)), (512, 512, 16384), "stream_k"),  # 64 tiles
-    ],
+@cases(
+    (Config("tile", 64, 64, 64, split_k=4), (4096, 4096, 4096), "split_k"),
+    (Config("tile", 64, 64, 64, split_k=4), (64, 64, 256), "split_k"),
+    (Config("tile", 64, 64, 64, group_m=8), (128, 4096, 4096), "group_m"),
+    (Config("tile", 64, 16, 64), (16, 16, 64), "fits_m"),
+    (Config("tile", 16, 16, 256, num_warps=1), (16, 16, 64), "fits_k"),
+    (Config("tile", 16, 16, 16, num_warps=4), (16, 16, 16), "few_instructions"),
+    (Config("tile", 256, 256, 32, num_warps=1), (4096, 4096, 4096), "accumulator"),
+    (Config("tile", 16, 16, 64, num_warps=1), (4096, 4096, 4096), "small_tile"),
+    (Config("tile", 16, 64, 64, options=(("matrix_instr_nonkdim", 32),)), (16, 64, 64), "nonkdim_size"),
+    (Config("tile", 256, 16, 64), (4096, 16, 2**23), "offsets"),  # 2 ** 31 elements of A in a tile
+    (Config("gemv", 1, 64, 256), (64, 64, 256), "vector_rows"),
+    (Config("gemv", 4, 64, 256), (2, 64, 256), "fits_m"),
+    (Config("gemv", 1, 4, 256, options=(("prefetch", 3),)), (1, 64, 1024), "straight"),
+    (Config("tile", 16, 128, 256, num_warps=1), (16, 4096, 4096), "unrolled"),  # 512 elements of B each
+    (Config("stream_k", 256, 256, 64), (4864, 4096, 4096), "stream_k"),  # 304 tiles for 304 CUs
+    (Config("stream_k", 64, 64, 64), (64, 256, 1024), "stream_k"),  # 64 blocks
+    (Config("stream_k", 64, 64, 64, options=(("share_more", 1),)), (512, 512, 16384), "stream_k"),  # 64 tiles
 )
-def test_each_rule_drops_its_case(config: Config, size: tuple[int, int, int], rule: str) -> None:
+def test_each_rule_drops_its_case(config: Config, size: tuple[int, int, int], rule: str, /) -> None:
     assert rule in reasons(config, Problem(*size), GFX942)
 
 
@@ -109,40 +103,37 @@ def roles(m: int, stages: int, **options: int) -> Config:
     return Config("ws_tma", m, 64, 64, num_warps=m // 16, num_stages=stages, options=tuple(sorted(options.items())))
 
 
-@each(
-    ("rule", "m", "kept", "dropped"),
-    [
-        ("group_m", 256, [tile(128, 128, 2), tile(128, 128, 2, 2), tile(256, 64)], [tile(128, 128), tile(128, 128, 4)]),
-        ("group_m", 1000, [tile(128, 128, 4), tile(128, 128, 8)], [tile(128, 128), tile(128, 128, 2)]),
-        ("group_m", 4096, [tile(128, 128), tile(128, 128, 4), tile(128, 128, 8)], [tile(128, 128, 2)]),
-        ("poll", 16, [tile(16, 64, split=4, poll=1), tile(16, 64, poll=0)], [tile(16, 64, split=4, poll=0)]),
-        ("poll", 256, [tile(128, 64, split=4, poll=0), tile(16, 64, split=4)], [tile(128, 64, split=4, poll=1)]),
-        (
-            "overlap",
-            64,
-            [tile(64, 64, template="tma", ahead=2, early=1)],
-            [tile(32, 128, 2, template="tma", ahead=2, early=1)],
-        ),
-        ("overlap", 256, [tile(128, 128, template="tma", ahead=1)], [tile(128, 128, template="tma", ahead=1, early=1)]),
-        ("overlap", 1024, [tile(128, 128, template="tma")], [tile(128, 128, template="tma", ahead=1)]),
-        (
-            "overlap",
-            64,
-            [roles(64, 12, ahead=8), roles(64, 12, ahead=4), roles(64, 8, ahead=4)],
-            [roles(64, 12, ahead=2), roles(64, 8, ahead=0), roles(64, 8, ahead=8)],
-        ),
-        ("alternate", 4096, [tile(128, 128, template="ws_tma", alternate=1)], [roles(128, 4, alternate=1)]),
-        ("alternate", 256, [roles(128, 4, alternate=0)], [tile(128, 128, template="ws_tma", alternate=1)]),
-        (
-            "adjacent",
-            256,
-            [tile(128, 128, 2, template="ws_tma", adjacent=1), tile(64, 128, 4, template="ws_tma", adjacent=1)],
-            [tile(256, 128, template="ws_tma", adjacent=1), tile(128, 128, 1, template="ws_tma", adjacent=1)],
-        ),
-        ("deep", 256, [tma(128, 128, 7), tma(64, 128, 9), tma(32, 32, 6)], [tma(64, 128, 7), tma(32, 32, 9)]),
-    ],
+@cases(
+    ("group_m", 256, [tile(128, 128, 2), tile(128, 128, 2, 2), tile(256, 64)], [tile(128, 128), tile(128, 128, 4)]),
+    ("group_m", 1000, [tile(128, 128, 4), tile(128, 128, 8)], [tile(128, 128), tile(128, 128, 2)]),
+    ("group_m", 4096, [tile(128, 128), tile(128, 128, 4), tile(128, 128, 8)], [tile(128, 128, 2)]),
+    ("poll", 16, [tile(16, 64, split=4, poll=1), tile(16, 64, poll=0)], [tile(16, 64, split=4, poll=0)]),
+    ("poll", 256, [tile(128, 64, split=4, poll=0), tile(16, 64, split=4)], [tile(128, 64, split=4, poll=1)]),
+    (
+        "overlap",
+        64,
+        [tile(64, 64, template="tma", ahead=2, early=1)],
+        [tile(32, 128, 2, template="tma", ahead=2, early=1)],
+    ),
+    ("overlap", 256, [tile(128, 128, template="tma", ahead=1)], [tile(128, 128, template="tma", ahead=1, early=1)]),
+    ("overlap", 1024, [tile(128, 128, template="tma")], [tile(128, 128, template="tma", ahead=1)]),
+    (
+        "overlap",
+        64,
+        [roles(64, 12, ahead=8), roles(64, 12, ahead=4), roles(64, 8, ahead=4)],
+        [roles(64, 12, ahead=2), roles(64, 8, ahead=0), roles(64, 8, ahead=8)],
+    ),
+    ("alternate", 4096, [tile(128, 128, template="ws_tma", alternate=1)], [roles(128, 4, alternate=1)]),
+    ("alternate", 256, [roles(128, 4, alternate=0)], [tile(128, 128, template="ws_tma", alternate=1)]),
+    (
+        "adjacent",
+        256,
+        [tile(128, 128, 2, template="ws_tma", adjacent=1), tile(64, 128, 4, template="ws_tma", adjacent=1)],
+        [tile(256, 128, template="ws_tma", adjacent=1), tile(128, 128, 1, template="ws_tma", adjacent=1)],
+    ),
+    ("deep", 256, [tma(128, 128, 7), tma(64, 128, 9), tma(32, 32, 6)], [tma(64, 128, 7), tma(32, 32, 9)]),
 )
-def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config]) -> None:
+def test_on_hopper(rule: str, m: int, kept: list[Config], dropped: list[Config], /) -> None:
     problem = Problem(m, 8192, 4096)
     assert [c for c in kept if rule in reasons(c, problem, SM90)] == []
     assert [c for c in dropped if rule not in reasons(c, problem, SM90)] == []
@@ -171,7 +162,7 @@ def test_an_early_start_wants_compute_units_that_are_busy() -> None:
         assert kept == blocks
 
 
-def test_small_tiles_in_two_parts_scale_no_sums() -> None:
+def test_small_tiles_in_parts_rows_of_128_bytes_and_blocks_of_256() -> None:
     problem = registry.get(Family, "a8w8_blockscale").problem(
         Problem(256, 2112, 7168, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
     )
@@ -182,18 +173,12 @@ def test_small_tiles_in_two_parts_scale_no_sums() -> None:
 
     assert found(64, 192) and not found(128, 192) and not found(128, 128)
     assert not found(64, 96) and not found(128, 160), "padded: all columns at once"
-
-
-def test_hopper_reads_128_bytes_of_a_row_where_both_operands_have_rows_along_k() -> None:
     short, linear = Config("tile", 128, 128, 32, num_warps=8), Problem(4096, 4096, 4096, *matrices(layout="TN"))
     assert reasons(short, linear, SM90)["short_rows"] == "64 B of a row of K < 128 B"
     for problem, other in ((linear, GFX942), (Problem(4096, 4096, 4096), SM90), (replace(linear, k=32), SM90)):
         assert "short_rows" not in reasons(short, problem, other)
     fp8 = replace(linear, a=linear.a._replace(dtype="fp8e4m3fn"), b=linear.b._replace(dtype="fp8e4m3fn"))
     assert "short_rows" not in reasons(replace(short, block_k=64), fp8, SM90)
-
-
-def test_blocks_of_256_along_k_are_for_few_rows_of_one_byte() -> None:
     long = Config("ws_tma", 64, 64, 256, num_warps=4, num_stages=6)
     linear = Problem(64, 4096, 7168, *matrices(layout="TN"))
     fp8 = replace(linear, a=linear.a._replace(dtype="fp8e4m3fn"), b=linear.b._replace(dtype="fp8e4m3fn"))
@@ -218,11 +203,6 @@ def test_stream_k_is_tried_first_where_a_round_would_be_nearly_empty(name: str, 
     kept = prune(space(problem, target), problem, target).kept
     assert rank(kept, problem, target)[0].config.template == "stream_k"
     assert sum(c.template == "stream_k" for c in kept) < len(kept) / 4
-
-
-def test_fp8_needs_longer_k() -> None:
-    fp8 = Problem(128, 128, 128, *matrices("fp8e4m3fn", c="fp16"))
-    assert "dot_k" in reasons(Config("tile", 64, 64, 16), fp8, SM90)
 
 
 @pytest.mark.parametrize("name", ["gfx942", "sm90"])
@@ -259,8 +239,7 @@ def test_a_wide_space_is_pruned_without_making_its_configs(wide: Space, monkeypa
         return make(self, point)
 
     monkeypatch.setattr(TemplateSpace, "config", note)
-    pruned = prune(wide, Problem(1024, 1024, 1024), GFX942)
-    assert len(pruned.kept) <= len(made) < len(wide) // 8
+    assert len(prune(wide, Problem(1024, 1024, 1024), GFX942).kept) <= len(made) < len(wide) // 8
     plain = Problem(1024, 1024, 1024, *matrices("bf16", layout="TN"))
     for problem, most in ((plain, 4), (replace(plain, epilogue="silu_mul"), 6)):
         made.clear()

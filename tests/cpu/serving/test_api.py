@@ -15,7 +15,7 @@ from torch.nn import functional
 import tritongemm
 from tests.support import ROOT, forked
 from tests.support.linear_layers import problem, record
-from tests.support.nouns import Groups, InputError, Patch, Scaling, each
+from tests.support.nouns import Groups, Patch, Scaling, each, fails, refuses
 from tritongemm.operations.served_problems import is_layer
 from tritongemm.operations.torch_products import linear
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -32,25 +32,18 @@ def test_on_the_cpu_it_is_linear(lead: tuple[int, ...], with_bias: bool, dtype: 
     assert tritongemm.mm(x, w, bias).shape == (*lead, 10)
 
 
-def test_another_output_dtype_is_not_rounded_twice() -> None:
-    x, w, bias = torch.randn(5, 64).bfloat16(), torch.randn(9, 64).bfloat16(), torch.randn(9)
-    out = tritongemm.mm(x, w, bias, torch.float32)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out, functional.linear(x.float(), w.float(), bias))
-    assert tritongemm.mm(x.float(), w.float(), bias, torch.bfloat16).dtype == torch.bfloat16
-
-
-def test_eight_bit_operands() -> None:
+def test_operands_of_eight_bits_and_wrong_shapes() -> None:
     x, w = torch.randint(-100, 100, (20, 64), dtype=torch.int8), torch.randint(-100, 100, (8, 64), dtype=torch.int8)
     exact = x.long() @ w.long().T
     assert torch.equal(tritongemm.mm(x, w).long(), exact) and tritongemm.mm(x, w).dtype == torch.int32
     a, b = torch.randn(4, 32).to(torch.float8_e4m3fn), torch.randn(8, 32).to(torch.float8_e4m3fn)
     assert torch.equal(tritongemm.mm(a, b), (a.float() @ b.float().T).half())
-
-
-def test_wrong_shapes_are_refused_as_pytorch_does() -> None:
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        tritongemm.mm(torch.randn(2, 8), torch.randn(4, 9))
+    fails(RuntimeError, "mat1 and mat2", tritongemm.mm, torch.randn(2, 8), torch.randn(4, 9))
+    x, w, bias = torch.randn(5, 64).bfloat16(), torch.randn(9, 64).bfloat16(), torch.randn(9)
+    out = tritongemm.mm(x, w, bias, torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, functional.linear(x.float(), w.float(), bias))
+    assert tritongemm.mm(x.float(), w.float(), bias, torch.bfloat16).dtype == torch.bfloat16
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -76,8 +69,7 @@ def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
         ("/dev/zero", "/dev/zero is a pipe, a socket or a device"),
         ("a\0b", "can't be the name of a file"),
     ):
-        with pytest.raises(InputError, match=complaint):
-            dispatcher.load(source)
+        refuses(complaint, dispatcher.load, source)
     for strange in (b"out.yaml", 7, None):
         with pytest.raises(
             TypeError, match=f"load takes the path of a results file, or records, not {type(strange).__name__}"
@@ -157,8 +149,7 @@ def test_records_that_mm_can_ask_for(tmp_path: Path) -> None:
     file.write_text(results_format().write(records))
     assert [row.record for row in read_source(file)] == records
     file.write_text("- {M: 1, N: 2, K: 3}\n")
-    with pytest.raises(InputError, match="no tuned result"):
-        read_source(file)
+    refuses("no tuned result", read_source, file)
 
 
 def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: Patch) -> None:
@@ -179,13 +170,10 @@ def test_calls_are_kept_for_each_thread_and_dropped_by_load(monkeypatch: Patch) 
     assert not dispatcher.calls.table
 
 
-def test_a_process_has_one_dispatcher() -> None:
+def test_there_is_one_dispatcher_and_calls_can_be_listed() -> None:
+    """For tab completion; `python -m tritongemm --version` names the same version."""
     assert isinstance(default_dispatcher(), Dispatcher) and default_dispatcher() is default_dispatcher()
     assert torch.equal(linear(torch.ones(1, 2), torch.ones(3, 2), None, None), torch.full((1, 3), 2.0))
-
-
-def test_what_there_is_to_call_can_be_listed() -> None:
-    """For tab completion; `python -m tritongemm --version` names the same version."""
     names = dir(tritongemm)
     assert {"mm", "load", "patch", "serve", "capture", "__version__"} <= {*names}
     assert "settings" not in names and all(hasattr(tritongemm, name) for name in names)

@@ -30,8 +30,7 @@ def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
 
 
 def eight_bits(dtype: torch.dtype, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randint(-99, 99, shape, generator=generator).to(dtype)
+    return torch.randint(-99, 99, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 @each("dtype", [torch.bfloat16, torch.float32, torch.int8])
@@ -148,8 +147,7 @@ def test_a_launch_on_operands_that_are_stored_otherwise(launches: dict[str, tupl
     far = places.move(launch, {"a": (1 << 28, 64)})
     assert isinstance(far, Support) and "32 bits" in far.reason
     problem, config, launch = launches["tma"]
-    maps = [p.shape for p in launch.params if p.kind == "tma"]
-    assert maps == [(4 * 16, 64), (4 * 32, 64)]
+    assert [p.shape for p in launch.params if p.kind == "tma"] == [(4 * 16, 64), (4 * 32, 64)]
     refused = triton.stride_places(config, problem)
     assert isinstance(refused, Support) and "describes dense operands" in refused.reason
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
-from tests.support.nouns import InputError, Patch, Record, each, results_format
+from tests.support.nouns import InputError, Patch, Record, cases, results_format
 from tritongemm.serving import loaded_tables, source_row
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
@@ -128,32 +128,28 @@ BLOCKS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRa
 ASM = "_ZN5aiter42fp8gemm_bf16_blockscale_BpreShuffle_32x128E"
 
 
-@each(
-    ("variable", "header", "row", "key"),
-    [
-        ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE", BLOCKS,
-         f"gfx950,256,16,512,7168,asm,6,7,7.9691,{ASM},14.74,476.98,0.0029",
-         "16x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16"),
-        ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", BLOCKS,
-         "sm90,132,16,512,7168,triton,0,1,7.9,tile__bm16__bn32__bk128__gm1__sk1__w4__s3,1.0,1.0,0.0",
-         "16x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
-        ("AITER_CONFIG_GEMM_A4W4", BLOCKS.replace("libtype,", ""),
-         "gfx950,256,1,512,4096,21,3,5.4,_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E,0.78,194.57,0.0",
-         "1x512x4096_fp4e2m1-fp4e2m1-bf16_TN_a4w4_blockscale_shuffled_16x16"),
-        ("AITER_CONFIG_A8W8_BATCHED_GEMM", BLOCKS.replace("libtype,", "").replace("M,N", "B,M,N"),
-         "sm90,132,16,1,1280,8192,0,1,9.1,tile__bm16__bn32__bk128__gm1__sk1__w4__s3,1.0,1.0,0.0",
-         "1x1280x8192_int8-int8-bf16_TN_batch16_a8w8"),
-    ],
+@cases(
+    ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE", BLOCKS,
+     f"gfx950,256,16,512,7168,asm,6,7,7.9691,{ASM},14.74,476.98,0.0029",
+     "16x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale_shuffled_16x16"),
+    ("AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", BLOCKS,
+     "sm90,132,16,512,7168,triton,0,1,7.9,tile__bm16__bn32__bk128__gm1__sk1__w4__s3,1.0,1.0,0.0",
+     "16x512x7168_fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_blockscale"),
+    ("AITER_CONFIG_GEMM_A4W4", BLOCKS.replace("libtype,", ""),
+     "gfx950,256,1,512,4096,21,3,5.4,_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E,0.78,194.57,0.0",
+     "1x512x4096_fp4e2m1-fp4e2m1-bf16_TN_a4w4_blockscale_shuffled_16x16"),
+    ("AITER_CONFIG_A8W8_BATCHED_GEMM", BLOCKS.replace("libtype,", "").replace("M,N", "B,M,N"),
+     "sm90,132,16,1,1280,8192,0,1,9.1,tile__bm16__bn32__bk128__gm1__sk1__w4__s3,1.0,1.0,0.0",
+     "1x1280x8192_int8-int8-bf16_TN_batch16_a8w8"),
 )  # fmt: skip
 def test_each_of_aiters_variables_says_what_its_files_are_of(
-    variable: str, header: str, row: str, key: str, tmp_path: Path, monkeypatch: Patch
+    variable: str, header: str, row: str, key: str, /, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Two families have the same columns, and the file's name does not decide."""
     path = write_aiters(tmp_path / "mine.csv", row, header=header)
     monkeypatch.setenv(variable, str(path))
     (found,) = source_row.read_source(path, settings.aiter_configs()[0].family)
-    assert found.record.problem.key == key and found.padded
-    assert len(loaded_tables.read_configured()) == 1
+    assert found.record.problem.key == key and found.padded and len(loaded_tables.read_configured()) == 1
 
 
 def test_a_file_of_another_family_than_its_variables_is_passed_over(

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from tests.support.linear_layers import StandInDriver, problem, record, run_on_cpu, stand_in_device
 from tests.support.nouns import ArtifactCache, Config, Launch, Patch, Problem, Record, UnavailableError, load_target
+from tests.support.refusals import fails
 from tritongemm.build import prepare
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.launch import HostLaunch
@@ -192,10 +193,17 @@ def test_tensor_maps_follow_their_operands(reported: bool, ready: Ready, no_gpu:
             assert given["bias"] == bias.data_ptr()
 
 
-def test_where_an_address_stands_in_a_tensor_map() -> None:
+def test_tensor_maps_float32_and_other_checks() -> None:
     assert tensor_map.find_address_offset(lambda at: bytes(16) + struct.pack("<Q", at) + bytes(104)) == 16
     assert tensor_map.find_address_offset(lambda at: struct.pack("<Q", at >> 4) + bytes(120)) is None
     assert tensor_map.find_address_offset(lambda at: struct.pack("<2Q", at, at % 4096) + bytes(112)) is None
+    assert not kernel_loading.made_by_other_triton(record(problem(1, 2, 3)))
+    assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
+    assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={}))
+    float32 = problem(1, 2, 3, dtype="fp32")
+    assert source_row.rounds_to_tf32(record(float32)) and not source_row.rounds_to_tf32(record(problem(1, 2, 3)))
+    assert not source_row.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take full float32
+    assert source_row.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
 
 
 def test_operands_that_do_not_fit_go_to_pytorch(ready: Ready, no_gpu: None) -> None:
@@ -210,7 +218,7 @@ def test_operands_that_do_not_fit_go_to_pytorch(ready: Ready, no_gpu: None) -> N
     assert not function.launched
 
 
-def test_a_bad_record_costs_itself(ready: Ready) -> None:
+def test_bad_records_and_caches_that_can_not_be_written_cost_themselves(ready: Ready, tmp_path: Path) -> None:
     records, launches, cache = ready
     assert "no kernel template is called 'no_such_template'" in find_reason(launches, records[5].problem)
     again = prepare.prepare_launches(records[:5], load_target("sm90", compute_units=132), cache)
@@ -218,28 +226,12 @@ def test_a_bad_record_costs_itself(ready: Ready) -> None:
     fewer = prepare.prepare_launches(records[2:3], load_target("sm90", compute_units=1), cache)
     grids = [find_launch(each, records[2].problem).grid for each in (launches, fewer)]
     assert grids == [(2, 1, 1), (1, 1, 1)]
-
-
-def test_a_cache_that_can_not_be_written_is_a_reason(ready: Ready, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     one = ready[0][0]
     launches = prepare.prepare_launches(
         [one], load_target("sm90", compute_units=132), ArtifactCache(tmp_path / "cache")
     )
     assert "compiled kernels can't be kept in" in find_reason(launches, one.problem)
-
-
-def test_what_needs_another_check() -> None:
-    assert not kernel_loading.made_by_other_triton(record(problem(1, 2, 3)))
-    assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={"triton": "0.1"}))
-    assert kernel_loading.made_by_other_triton(record(problem(1, 2, 3), toolchain={}))
-
-
-def test_who_rounds_float32() -> None:
-    float32 = problem(1, 2, 3, dtype="fp32")
-    assert source_row.rounds_to_tf32(record(float32)) and not source_row.rounds_to_tf32(record(problem(1, 2, 3)))
-    assert not source_row.rounds_to_tf32(record(float32, target="gfx950"))  # whose instructions take full float32
-    assert source_row.rounds_to_tf32(record(float32, target="gfx950", winner="blaslt"))
 
 
 def test_without_memory_to_share_pytorch_computes(ready: Ready, no_gpu: None) -> None:
@@ -249,8 +241,7 @@ def test_without_memory_to_share_pytorch_computes(ready: Ready, no_gpu: None) ->
     shared = make_pool(device, 9, 9)
     call = called(load_kernel(find_launch(launches, split.problem), function), shared, (20, 48))
     device.full = True
-    with pytest.raises(WorkspaceError, match="OUT_OF_MEMORY"):
-        shared.for_stream(0)
+    fails(WorkspaceError, "OUT_OF_MEMORY", shared.for_stream, 0)
     x, w = aligned(20, 160), aligned(48, 160)
     x.fill_(1)
     w.fill_(1)
@@ -289,13 +280,10 @@ hipError_t hipStreamGetCaptureInfo_v2(hipStream_t s, hipStreamCaptureStatus *on,
     api = symbols.Api(vendor, library)
     monkeypatch.setattr(symbols.Api, "error", lambda self, call, code: RuntimeError(f"{call} {code}"))
     assert (stream.capture_id(api, 5), stream.capture_id(api, 0)) == (41, 0)
-    with pytest.raises(RuntimeError, match="CaptureInfo_v2 901"):
-        stream.capture_id(api, 9)
+    fails(RuntimeError, "CaptureInfo_v2 901", stream.capture_id, api, 9)
     if vendor == "amd":
-        with pytest.raises(UnavailableError, match="cuTensorMapReplaceAddress"):
-            tensor_map.MovingMap(api, bytes(128))
+        fails(UnavailableError, "cuTensorMapReplaceAddress", tensor_map.MovingMap, api, bytes(128))
         return
     moving = tensor_map.MovingMap(api, bytes(8) + b"x" * 120)
     assert bytes(moving.move(4096)) == struct.pack("<Q", 4096) + b"x" * 120
-    with pytest.raises(RuntimeError, match="ReplaceAddress 1"):
-        moving.move(8)
+    fails(RuntimeError, "ReplaceAddress 1", moving.move, 8)

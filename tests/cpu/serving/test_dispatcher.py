@@ -157,8 +157,7 @@ def test_a_change_of_precision_while_a_call_is_made_ready(
     monkeypatch.setattr("tritongemm.serving.launching.FastCall", call)
     x, w = empty(16, 64, dtype=torch.float32), empty(32, 64, dtype=torch.float32)
     precision("tf32")
-    assert dispatcher.run(x, w, None, None) == "tuned"
-    assert dispatcher.run(x, w, None, None).shape == (16, 32)
+    assert dispatcher.run(x, w, None, None) == "tuned" and dispatcher.run(x, w, None, None).shape == (16, 32)
 
 
 def test_mm_itself_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, monkeypatch: Patch) -> None:
@@ -200,8 +199,7 @@ def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: Patch) -> None:
     monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 2)
     monkeypatch.setattr("tritongemm.serving.launching.FastCall", lambda *_: lambda *_: "called directly")
     answers: list[LoadedKernel | None] = [None, None, StandInKernel()]
-    kernels = attach_device(dispatcher)
-    monkeypatch.setattr(kernels.torch_kernels, "find", lambda *_: answers.pop(0))
+    monkeypatch.setattr(attach_device(dispatcher).torch_kernels, "find", lambda *_: answers.pop(0))
     x, w = empty(3, 64), empty(32, 64)
     dispatcher.run(x, w, None, None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -53,8 +53,7 @@ def wanted(gpu: Gpu) -> Iterator[Wanted]:
 
 def test_rows_serve_that_state_their_order_and_untuned_kernels_at_all_other_m(wanted: Wanted) -> None:
     unstated = replace(ROW, problem=SIZE.at(8), order="", row_bits="")
-    library = record(SIZE.at(4), winner="torch")
-    wanted.load(ROW, unstated, library)
+    wanted.load(ROW, unstated, record(SIZE.at(4), winner="torch"))
     assert wanted.explain(16)[0].startswith("exact: tile__bm64__bn64__bk32")
     for m, answer in ((8, "tuned_record"), (4, "library_winner"), (5, "")):
         first, *others = wanted.explain(m)
@@ -77,8 +76,7 @@ def test_variables_and_pytorchs_deterministic_mode_want_them(gpu: Gpu, monkeypat
 
 
 def test_a_row_whose_kernel_has_another_order_or_other_bits_does_not_serve(wanted: Wanted) -> None:
-    split = replace(ROW, problem=problem(16, 32, 64), config=Config("tile", 64, 64, 32, split_k=2))
-    wanted.load(split)
+    wanted.load(replace(ROW, problem=problem(16, 32, 64), config=Config("tile", 64, 64, 32, split_k=2)))
     with pytest.warns(UserWarning, match="it states the order 1x64, and its kernel adds up in the order 2x32"):
         assert wanted.explain(16)[0].startswith("invariant")
     kernels = wanted.load(ROW)

@@ -55,8 +55,7 @@ def make_records(bias: str = "none") -> list[Record]:
     """The parts take 6 us; together 2 at an M up to 16, and 7 at 17 to 64."""
     parts = [record(problem(64, n, K, bias), m_from=1) for n in (HEADS, KV)]
     entire = record(problem(16, HEADS + 2 * KV, K, bias), m_from=1)
-    slow = replace(record(problem(64, HEADS + 2 * KV, K, bias), m_from=17), seconds=7e-6)
-    return [*parts, entire, slow]
+    return [*parts, entire, replace(record(problem(64, HEADS + 2 * KV, K, bias), m_from=17), seconds=7e-6)]
 
 
 def patch(model: nn.Module, records: list[Record], join: bool = True) -> Patch:
@@ -95,8 +94,7 @@ def test_one_product_computes_all_where_it_is_faster(calls: Calls, bias: bool) -
     apart, together = [HEADS, KV, KV], [HEADS + 2 * KV]
     for x, theirs, products in zip(xs, wanted, (apart, together, apart, together), strict=True):
         calls.clear()
-        ours = model(x)
-        assert_equal(ours, theirs)
+        assert_equal(model(x), theirs)
         assert calls == products  # the first time it is only seen that all read one input
     view = model(inputs(2, 3))[1].view(2, 3, 4, 32)  # as models split heads
     assert view.shape == (2, 3, 4, 32)
@@ -261,8 +259,7 @@ def test_invariant_rows_are_joined_only_if_all_add_up_in_one_order(
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     for orders, joined in (((f"1x{K}", f"1x{K}"), True), ((f"1x{K}", "2x32"), False)):
         model = make()
-        records = [replace(r, order=orders[r.problem.n == KV]) for r in make_records()]
-        patched = patch(model, records)
+        patched = patch(model, [replace(r, order=orders[r.problem.n == KV]) for r in make_records()])
         assert bool(patched.joined) == joined
         for _ in range(2):
             calls.clear()

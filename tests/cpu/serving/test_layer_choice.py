@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
-from tests.support.nouns import InputError, Patch, Record, Support
+from tests.support.nouns import InputError, Patch, Record, Support, apart
 from tests.support.products import product
 from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
@@ -85,51 +85,42 @@ def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: Patch) 
     assert explained(16).startswith("quantised: ")
 
 
-@pytest.mark.parametrize(
-    ("rows", "answer"),
-    [
-        ((scaled(16),), "quantised: .*bf16.* was never tuned"),
-        ((plain(16, 1e-6),), "quantised: .*fp8.* was never tuned"),
-        ((scaled(16, quantize_seconds=None), plain(16, 1e-6)), "quantised: .*does not say how long A is quantised"),
-        ((scaled(16), plain(16, 1e-6, timer="model")), "quantised: .*bf16.* was predicted, not measured"),
-        ((scaled(16), plain(16, 8e-6)), "unquantised: .* >= "),
-        ((scaled(16), plain(16, 9e-6, winner="torch", library_seconds=7e-6)), "unquantised: .* 7.00 us"),
-        ((scaled(32, m_from=9), plain(64, 7e-6, m_from=1)), "unquantised: "),
-        ((scaled(64, m_from=9), plain(32, 7e-6, m_from=1)), "quantised: .* was timed at M 32, .* at 64"),
-    ],
+@apart(
+    ((scaled(16),), "quantised: .*bf16.* was never tuned"),
+    ((plain(16, 1e-6),), "quantised: .*fp8.* was never tuned"),
+    ((scaled(16, quantize_seconds=None), plain(16, 1e-6)), "quantised: .*does not say how long A is quantised"),
+    ((scaled(16), plain(16, 1e-6, timer="model")), "quantised: .*bf16.* was predicted, not measured"),
+    ((scaled(16), plain(16, 8e-6)), "unquantised: .* >= "),
+    ((scaled(16), plain(16, 9e-6, winner="torch", library_seconds=7e-6)), "unquantised: .* 7.00 us"),
+    ((scaled(32, m_from=9), plain(64, 7e-6, m_from=1)), "unquantised: "),
+    ((scaled(64, m_from=9), plain(32, 7e-6, m_from=1)), "quantised: .* was timed at M 32, .* at 64"),
 )
-def test_rows_decide_where_they_can_be_compared(dispatcher: Dispatcher, rows: tuple[Record, ...], answer: str) -> None:
+def test_rows_decide_where_they_can_be_compared(
+    rows: tuple[Record, ...], answer: str, /, dispatcher: Dispatcher
+) -> None:
     hold(dispatcher, *rows)
-    device = dispatcher._devices[-1]
-    device.loaded_ranges.update({r.problem: StandInKernel() for r in rows if r.m_from})
+    dispatcher._devices[-1].loaded_ranges.update({r.problem: StandInKernel() for r in rows if r.m_from})
     assert re.match(answer, explained(16)), explained(16)
 
 
-def test_a_refused_kernels_library_counts(dispatcher: Dispatcher) -> None:
+def test_refused_kernels_foreign_weights_and_compiled_code(dispatcher: Dispatcher) -> None:
     """The library that computes a bf16 product takes 3 us, ours would take 9."""
     hold(dispatcher, scaled(16), plain(16, 9e-6), refused=plain(16, 9e-6))
     assert explained(16).startswith("unquantised: ")
+    x, weight, factors, entire = operands(16)
+    for wrong in (entire.half(), entire[:, :128]):
+        with pytest.raises(InputError, match=r"of this layer it is torch.bfloat16 \(256, 512\) on cpu"):
+            layer.linear_fp8(x, weight, factors, unquantized=wrong)
+    hold(dispatcher, scaled(16), plain(16, 7e-6))
+    compiled = torch.compile(layer.linear_fp8, fullgraph=True, backend="eager")
+    x, weight, factors, entire = operands(16)
+    assert torch.equal(compiled(x, weight, factors, None, None, entire), nn.functional.linear(x, entire))
 
 
 @pytest.mark.parametrize(("scales", "shape"), [("row", (N,)), ("row", (1,))])
 def test_factors_of_rows(dispatcher: Dispatcher, scales: str, shape: tuple[int, ...]) -> None:
     hold(dispatcher, scaled(16, scales, "a8w8"), plain(16, 7e-6))
     assert explained(16, scale=shape).startswith("unquantised: ")
-
-
-def test_what_is_no_weight_of_the_layer_is_refused(dispatcher: Dispatcher) -> None:
-    x, weight, factors, entire = operands(16)
-    for wrong in (entire.half(), entire[:, :128]):
-        with pytest.raises(InputError, match=r"of this layer it is torch.bfloat16 \(256, 512\) on cpu"):
-            layer.linear_fp8(x, weight, factors, unquantized=wrong)
-
-
-def test_compiled_code_decides_when_it_runs(dispatcher: Dispatcher) -> None:
-    hold(dispatcher, scaled(16), plain(16, 7e-6))
-    compiled = torch.compile(layer.linear_fp8, fullgraph=True, backend="eager")
-    x, weight, factors, entire = operands(16)
-    found = compiled(x, weight, factors, None, None, entire)
-    assert torch.equal(found, nn.functional.linear(x, entire))
 
 
 def kept(model: nn.Module) -> list[str]:

@@ -15,7 +15,7 @@ from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import record
 from tests.support.mixtures import EXPERTS, FP4, FP8, HIDDEN, INNER, SHUFFLED, TOKENS, TOPK, Mixture, one_by_one
-from tests.support.nouns import Config, Groups, InputError, Patch, Problem, Resolution, Scaling, each
+from tests.support.nouns import Config, Groups, InputError, Patch, Problem, Resolution, Scaling, each, heavy
 from tests.support.products import product
 from tritongemm.build import expert_kernels
 from tritongemm.integrations import aiter
@@ -236,8 +236,7 @@ def test_two_kernels_compute_a_mixture_of_which_a_row_names_one_row_a_program(mo
     assert asked(given, alone, alone) and asked(given, tiles, alone) and not asked(given, tiles, tiles)
     assert not asked(given, alone, alone, kind="library")
     more = given._replace(x=x.repeat(6, 1), topk_weights=torch.ones(12, 3), topk_ids=given.topk_ids.repeat(6, 1))
-    assert not asked(more, alone, alone)
-    assert not asked(given._replace(w2_bias=torch.ones(4, 64)), alone, alone)
+    assert not asked(more, alone, alone) and not asked(given._replace(w2_bias=torch.ones(4, 64)), alone, alone)
 
 
 def tuned(dtype: torch.dtype, n: int, k: int, layout: str) -> Problem:
@@ -264,7 +263,7 @@ def test_it_is_the_sum_of_its_experts(dtype: torch.dtype, layout: str, monkeypat
     assert asked == [tuned(dtype, 2 * INNER, HIDDEN, layout), tuned(dtype, HIDDEN, INNER, layout)]
 
 
-@pytest.mark.parametrize("dtype", ["fp4", pytest.param("fp8", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("dtype", ["fp4", heavy("fp8")])
 def test_all_its_kernels_give_the_same(interpreter: LentProcess, tmp_path: Path, dtype: str) -> None:
     ran = forked.interpreted(interpreter, ["-m", "tests.support.run_mixture", str(tmp_path), dtype], ROOT)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
@@ -294,7 +293,13 @@ def test_what_does_not_belong_together_is_refused() -> None:
         replace(fp8, scales=(floats[0], floats[1]), layout=SHUFFLED).compute()
 
 
-def test_a_library_has_its_kernels_where_the_target_converts_to_its_type() -> None:
+def test_aiters_name_takes_it_and_a_library_has_kernels_for_types_that_are_converted() -> None:
+    mixture = Mixture.make(FP4, "")
+    found = aiter.fused_moe(
+        mixture.x, *mixture.w, mixture.weights, mixture.ids, activation="ActivationType.Silu",
+        w1_scale=mixture.scales[0], w2_scale=mixture.scales[1],
+    )  # fmt: skip
+    assert torch.equal(found, mixture.compute())
     fp8, fp4 = (tuned(dtype, HIDDEN, INNER, SHUFFLED) for dtype in (FP8, FP4))
     counts = {
         (p.a.dtype, t.name): len(list(expert_kernels.kernels_for(p, t))) for p in (fp8, fp4) for t in (SM90, GFX942)
@@ -303,15 +308,6 @@ def test_a_library_has_its_kernels_where_the_target_converts_to_its_type() -> No
     assert counts["fp4e2m1", "gfx942"] == counts["fp4e2m1", "sm90"] == counts["fp8e4m3fn", "sm90"]
     gather, _ = expert_kernels.choose_gather("bf16", "fp4e2m1", "mx_shuffled", 5, INNER, INNER, 2)
     assert "r // 32 * (32 * groups)" in gather.source and gather.signature["scale_ptr"] == "*u8"
-
-
-def test_aiters_name_takes_it_too() -> None:
-    mixture = Mixture.make(FP4, "")
-    found = aiter.fused_moe(
-        mixture.x, *mixture.w, mixture.weights, mixture.ids, activation="ActivationType.Silu",
-        w1_scale=mixture.scales[0], w2_scale=mixture.scales[1],
-    )  # fmt: skip
-    assert torch.equal(found, mixture.compute())
 
 
 @pytest.mark.parametrize(

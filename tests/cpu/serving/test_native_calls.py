@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import tritongemm
 from tests.support import linear_layers
-from tests.support.nouns import DriverError, Patch, Support
+from tests.support.nouns import DriverError, Patch, Support, fails
 from tritongemm.core.served_call import LaunchSteps, PatchedLaunch
 from tritongemm.hip_ext.driver.module import Function, PreparedLaunch
 from tritongemm.hip_ext.driver.symbols import Api
@@ -128,8 +128,7 @@ def test_a_kernel_serves_calls_at_any_address(served: tuple[Dispatcher, HostGpu]
     for x, w in [(x, w), *moved]:  # noqa: B020
         check(tritongemm.mm, (x, w))
         assert gpu.launched[-1][:2] == (x.data_ptr(), w.data_ptr()) and gpu.launched[-1][3:] == (5, 77)
-    assert len(gpu.launched) == 9
-    assert len(dispatcher.calls.compiled) == (path == "compiled")
+    assert len(gpu.launched) == 9 and len(dispatcher.calls.compiled) == (path == "compiled")
     dispatcher.calls = type(dispatcher.calls)()  # as when other rows are loaded: nothing is served from before
     check(tritongemm.mm, (x, w))
     assert len(gpu.launched) == 9
@@ -169,18 +168,14 @@ def test_unusual_calls_are_pytorchs(served: tuple[Dispatcher, HostGpu]) -> None:
         assert torch.func.vmap(lambda one: tritongemm.mm(one, w))(x[None]).shape == (1, M, N)
         with torch.autograd.forward_ad.dual_level():
             check(tritongemm.mm, (x, w))
-    parameter = torch.nn.Parameter(w)
-    assert tritongemm.mm(x, parameter).grad_fn is not None
+    assert tritongemm.mm(x, torch.nn.Parameter(w)).grad_fn is not None
     torch.set_autocast_enabled("cuda", True)
     tritongemm.mm(x, w)
     torch.set_autocast_enabled("cuda", False)
     torch.jit.trace(lambda one: tritongemm.mm(one, w), x, check_trace=False)
-    with pytest.raises(TypeError, match="w must be a tensor, not int"):
-        tritongemm.mm(x, 3)
-    with pytest.raises(TypeError, match="bias must be a tensor, not str"):
-        tritongemm.mm(x, w, "x")
-    with pytest.raises(TypeError, match="offs must be a tensor"):
-        tritongemm.grouped_mm(x, w.T[None], None)
+    fails(TypeError, "w must be a tensor, not int", tritongemm.mm, x, 3)
+    fails(TypeError, "bias must be a tensor, not str", tritongemm.mm, x, w, "x")
+    fails(TypeError, "offs must be a tensor", tritongemm.grouped_mm, x, w.T[None], None)
     assert len(gpu.launched) == launches
     check(tritongemm.mm, (x, w))
     assert len(gpu.launched) == launches + 3
@@ -194,8 +189,7 @@ def test_what_the_driver_refuses_is_raised(served: tuple[Dispatcher, HostGpu], m
     check(tritongemm.mm, (x, w))
     gpu.status = 700
     for _ in range(2):
-        with pytest.raises(DriverError, match="ILLEGAL_ADDRESS"):
-            tritongemm.mm(x, w)
+        fails(DriverError, "ILLEGAL_ADDRESS", tritongemm.mm, x, w)
 
 
 def test_float32_is_served_as_pytorch_is_set(served: tuple[Dispatcher, HostGpu]) -> None:

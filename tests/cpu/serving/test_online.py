@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.linear_layers import ComputingKernel, attach_device, problem, record, run_on_cpu, stand_in_device
-from tests.support.nouns import Config, LibraryBackend, Operands, Patch, Problem, Record, Support, each
+from tests.support.nouns import Config, LibraryBackend, Operands, Patch, Problem, Record, Support, apart, each
 from tritongemm.core.errors import DriverError, InputError
 from tritongemm.core.served_call import CallSignature, LoadedKernel
 from tritongemm.plugins.contracts import Capabilities
@@ -204,15 +204,12 @@ def test_nothing_is_tried_during_a_capture(tuner: Tuner, monkeypatch: Patch, tmp
     assert isinstance(tried.find(CALL), OnlineKernel), "what is loaded serves"
 
 
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        (CallSignature(SIZE, "fp32"), "while PyTorch multiplies float32 in full"),
-        (replace(CALL, vector=True), "x is a vector"),
-        (CallSignature(problem(513, 20, 32), frequent=False), "more than 512 rows are tried at call 64"),
-    ],
+@apart(
+    (CallSignature(SIZE, "fp32"), "while PyTorch multiplies float32 in full"),
+    (replace(CALL, vector=True), "x is a vector"),
+    (CallSignature(problem(513, 20, 32), frequent=False), "more than 512 rows are tried at call 64"),
 )
-def test_calls_that_are_not_tried(tuner: Tuner, call: CallSignature, reason: str) -> None:
+def test_calls_that_are_not_tried(call: CallSignature, reason: str, /, tuner: Tuner) -> None:
     library = ToyLibrary(("best", 8.0))
     found = tuner(library).find(call)
     assert isinstance(found, Support) and reason in found.reason and library.asked == 0
@@ -253,8 +250,7 @@ def test_another_thread_does_not_wait(tuner: Tuner, monkeypatch: Patch) -> None:
     tried = tuner(library)
     thread = threading.Thread(target=tried.find, args=(CALL,))
     thread.start()
-    assert begun.wait(30)
-    assert str(tried.find(CALL)) == "another thread is trying algorithms"
+    assert begun.wait(30) and str(tried.find(CALL)) == "another thread is trying algorithms"
     go_on.set()
     thread.join()
     assert isinstance(tried.find(CALL), OnlineKernel)
@@ -348,11 +344,21 @@ def test_processes_append_at_once(tmp_path: Path) -> None:
     assert all(find(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), size) for size in sizes)
 
 
-def test_aiters_own_rows_stay(tmp_path: Path) -> None:
+def test_files_of_others_and_aiters_own_rows_stay(tmp_path: Path) -> None:
     theirs = f"{CSV_HEADER}\nfalse,false,T,N,1280,16,8192,bf16_r,8192,0,bf16_r,8192,0,bf16_r,1280,0,f32_r,1,9,Cijk"
     (tmp_path / CSV_FILE).write_text(theirs)  # without an end
     add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
     assert (tmp_path / CSV_FILE).read_text().startswith(theirs + "\nfalse,")
+    (tmp_path / CSV_FILE).write_text("my notes\n")
+    with pytest.warns(UserWarning, match="it begins with another line"):
+        add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
+    assert (tmp_path / CSV_FILE).read_text() == "my notes\n"
+
+    def types(dtype: str) -> list[str]:
+        row = online.csv_row(problem(16, 1280, 8192, dtype=dtype), kept(SIZE).config).split(",")
+        return [row[7], row[10], row[13], row[16]]
+
+    assert types("bf16") == ["bf16_r"] * 3 + ["f32_r"] and types("fp16") == ["f16_r"] * 3 + ["f32_r"]
 
 
 @each("name", [FILE, CSV_FILE])
@@ -360,18 +366,3 @@ def test_what_can_not_be_written_is_reported(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.warns(UserWarning, match=f"{name} can't be written: "):
         add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
-
-
-def test_another_programs_file_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / CSV_FILE).write_text("my notes\n")
-    with pytest.warns(UserWarning, match="it begins with another line"):
-        add(OnlineStore(tmp_path / FILE, tmp_path / CSV_FILE), kept(SIZE))
-    assert (tmp_path / CSV_FILE).read_text() == "my notes\n"
-
-
-def test_types_as_the_file_writes_them() -> None:
-    def types(dtype: str) -> list[str]:
-        row = online.csv_row(problem(16, 1280, 8192, dtype=dtype), kept(SIZE).config).split(",")
-        return [row[7], row[10], row[13], row[16]]
-
-    assert types("bf16") == ["bf16_r"] * 3 + ["f32_r"] and types("fp16") == ["f16_r"] * 3 + ["f32_r"]

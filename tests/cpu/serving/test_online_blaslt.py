@@ -52,8 +52,7 @@ def test_from_the_first_call_to_the_next_process(vendor: str, tmp_path: Path, ca
         return OnlineTuner(stand_in_device(), store, budget, library, partial(AlgorithmRace, clock=LaterIsFaster()))
 
     found = open_process(600.0).find(call)
-    assert isinstance(found, OnlineKernel)
-    assert found.record.speedup is not None and found.record.speedup > 1
+    assert isinstance(found, OnlineKernel) and found.record.speedup is not None and found.record.speedup > 1
     config = found.record.config
     assert (tmp_path / CSV_FILE).read_text().endswith(f",{config.option('index')},{config.template}\n")
     again = open_process(0.0).find(call)

@@ -18,8 +18,7 @@ from tritongemm.serving.serve import ServedRegion
 
 
 def row(m: int, layout: str = "TT", n: int = 32, m_from: int = 0) -> Record:
-    given = problem(m, n, 64).stored(layout[0] == "T", layout[1] == "T")
-    return record(given, m_from=m_from)
+    return record(problem(m, n, 64).stored(layout[0] == "T", layout[1] == "T"), m_from=m_from)
 
 
 def attach(dispatcher: Dispatcher, *records: Record) -> None:

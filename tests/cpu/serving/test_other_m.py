@@ -11,7 +11,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record, stand_in_kernels
-from tests.support.nouns import ArtifactCache, Config, Groups, LoadedKernel, Patch, Record, Support, each, load_target
+from tests.support.nouns import ArtifactCache, Config, Groups, LoadedKernel, Patch, Record, Support, cases, load_target
 from tests.support.products import product
 from tritongemm.build import prepare
 from tritongemm.core.errors import WorkspaceError
@@ -34,27 +34,24 @@ def scaled(m: int, scales: str = "", family: str = "a8w8_blockscale", dtype: str
     return product(family, m, 256, 512, dtype, scales, **more)
 
 
-@each(
-    ("asked", "arch", "serves"),
-    [
-        (problem(777, 256, 512), "sm90", False),
-        (replace(problem(777, 256, 512), batch=4), "sm90", False),
-        (scaled(777), "sm90", False),
-        (scaled(777, "group"), "sm90", False),
-        (scaled(777), "gfx942", True),
-        (replace(scaled(777), c=Operand("fp16")), "sm90", True),
-        (replace(scaled(777), n=250), "sm90", True),
-        (scaled(777, order="shuffled_16x16"), "sm90", True),
-        (scaled(777, "mx"), "sm90", True),
-        (scaled(777, dtype="int8"), "sm90", True),
-        (scaled(777, family="a8w8"), "gfx942", False),
-        (scaled(777, family="a8w8", dtype="int8"), "sm90", False),
-        (scaled(16, family="a8w8", dtype="int8"), "sm90", True),
-        (scaled(777, family="a8w8", batch=4), "sm90", True),
-        (scaled(777, groups=Groups(4)), "sm90", True),
-    ],
+@cases(
+    (problem(777, 256, 512), "sm90", False),
+    (replace(problem(777, 256, 512), batch=4), "sm90", False),
+    (scaled(777), "sm90", False),
+    (scaled(777, "group"), "sm90", False),
+    (scaled(777), "gfx942", True),
+    (replace(scaled(777), c=Operand("fp16")), "sm90", True),
+    (replace(scaled(777), n=250), "sm90", True),
+    (scaled(777, order="shuffled_16x16"), "sm90", True),
+    (scaled(777, "mx"), "sm90", True),
+    (scaled(777, dtype="int8"), "sm90", True),
+    (scaled(777, family="a8w8"), "gfx942", False),
+    (scaled(777, family="a8w8", dtype="int8"), "sm90", False),
+    (scaled(16, family="a8w8", dtype="int8"), "sm90", True),
+    (scaled(777, family="a8w8", batch=4), "sm90", True),
+    (scaled(777, groups=Groups(4)), "sm90", True),
 )
-def test_rows_serve_other_m_where_pytorch_has_no_fast_call(asked: Problem, arch: str, serves: bool) -> None:
+def test_rows_serve_other_m_where_pytorch_has_no_fast_call(asked: Problem, arch: str, serves: bool, /) -> None:
     assert serves_other_m(asked, arch) == serves
 
 
@@ -92,8 +89,7 @@ def test_the_next_larger_m_serves_else_the_largest(gpu: Gpu) -> None:
     rows = [record(own), record(own.at(64), m_from=33), record(own.at(8), winner="torch"), record(scaled(64))]
     asked = attach(gpu[0], *rows)
     assert said(16, "mx").startswith("exact") and said(40, "mx").startswith("range: M 33 to 64")
-    assert said(8, "mx").startswith("library")
-    assert not asked.get(own.key)
+    assert said(8, "mx").startswith("library") and not asked.get(own.key)
     for m, by in ((3, 16), (9, 16), (20, 64), (777, 64)):
         text = said(m, "mx")
         assert text.startswith(f"near: M {by}, as no row has {m}: tile__") and "near_record serves the call" in text
@@ -237,8 +233,7 @@ def test_groups_have_the_record_of_the_next_larger_m() -> None:
     wanted = {1: 8, 9: 16, 16: 16, 17: 64, 100: 256, 1000: 256}
     assert {m: served(device, m) for m in wanted} == wanted
     assert isinstance(device.find_near(product("dense", 8, 144, 256, "fp32 fp32 fp32", groups=Groups(4))), Support)
-    ranged = serving(*(replace(r, m_from=r.problem.m // 2) for r in records))
-    assert served(ranged, 9) == 16
+    assert served(serving(*(replace(r, m_from=r.problem.m // 2) for r in records)), 9) == 16
     alone = serving(replace(tuned(8), config=Config("grouped_gemv", 1, 4, 256)))
     assert served(alone, 32) == 8 and "for 32 rows at most" in str(alone.find_near(rows_of_groups(33)))
     # A row whose kernel can't be launched there leaves the call to the next one, but for PyTorch's own product.

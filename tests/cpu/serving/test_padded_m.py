@@ -16,7 +16,7 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
-from tests.support.nouns import SUPPORTED, Caplog, Config, Patch, Problem, Record, Support, each
+from tests.support.nouns import SUPPORTED, Caplog, Config, Patch, Problem, Record, Support, cases
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.serving import kernel_loading, source_row, stored_kernels
 from tritongemm.serving.choice_log import ChoiceLog
@@ -49,19 +49,16 @@ def test_all_of_aiters_rows_are_found_where_aiter_finds_them() -> None:
     assert len(sizes) == 93 and found == {"exact": 136, "gl0": 836, "gl1": 643, "miss": 245}
 
 
-@each(
-    ("m", "n", "expected"),
-    [
-        (13, 64, [16, 16]),
-        (256, 64, [256, 256]),
-        (257, 64, [288, 512]),
-        (1025, 64, [1088, 2048]),
-        (4097, 64, [4224, 8192]),
-        (9000, 5120, [9088, 8192]),
-        (9000, 4096, [9088, 16384]),
-    ],
+@cases(
+    (13, 64, [16, 16]),
+    (256, 64, [256, 256]),
+    (257, 64, [288, 512]),
+    (1025, 64, [1088, 2048]),
+    (4097, 64, [4224, 8192]),
+    (9000, 5120, [9088, 8192]),
+    (9000, 4096, [9088, 16384]),
 )
-def test_the_steps_are_aiters(m: int, n: int, expected: list[int]) -> None:
+def test_the_steps_are_aiters(m: int, n: int, expected: list[int], /) -> None:
     assert list(padded_ms(m, n)) == expected
 
 
@@ -71,8 +68,7 @@ def test_own_rows_and_ranges_go_first_and_our_own_files_have_no_buckets() -> Non
     assert table.find(problem(13, 32, 64), "sm90", 132) == wide
     found = {m: table.find(problem(m, 32, 64), "sm90", 132) for m in (5, 16, 25)}
     assert [kind_of(r, m) for m, r in found.items() if isinstance(r, Record)] == ["bucket", "exact", "bucket"]
-    ours = RecordTable([record(problem(16, 32, 64))])
-    why = str(ours.find(problem(13, 32, 64), "sm90", 132))
+    why = str(RecordTable([record(problem(16, 32, 64))]).find(problem(13, 32, 64), "sm90", 132))
     assert why == "13x32x64_bf16_TN was never tuned for sm90; rows of this N x K are of M 16"
     assert isinstance(table.find(problem(13, 32, 64, bias="n"), "sm90", 132), Support)
     assert isinstance(RecordTable([aiters(16, compute_units=80)]).find(problem(13, 32, 64), "sm90", 132), Support)

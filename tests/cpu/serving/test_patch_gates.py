@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import tritongemm
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
 from tests.support.served_region import copies
+from tests.support.tables import apart
 from tritongemm.core.problem import Problem
 from tritongemm.numerics import epilogues
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
@@ -62,15 +63,14 @@ def patch(model: nn.Module, act: str = "silu_mul", bias: str = "none") -> Patch:
     return tritongemm.patch(model)
 
 
-@pytest.mark.parametrize(
-    ("name", "act", "more"),
-    [
-        ("Llama", "silu_mul", {}),
-        ("Llama", "gelu_tanh_mul", {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}),
-        ("Qwen3", "silu_mul", {}),
-    ],
+@apart(
+    ("Llama", "silu_mul", {}),
+    ("Llama", "gelu_tanh_mul", {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}),
+    ("Qwen3", "silu_mul", {}),
 )
-def test_one_kernel_computes_gate_and_up_where_it_won(calls: Calls, name: str, act: str, more: dict[str, Any]) -> None:
+def test_one_kernel_computes_gate_and_up_where_it_won(
+    name: str, act: str, more: dict[str, Any], /, calls: Calls
+) -> None:
     kind, model = mlp(name), nn.Sequential(make(name, **more))
     xs = [torch.randn(m, K).bfloat16() for m in (16, 5, 4, 64)]
     wanted, state = [model(x) for x in xs], set(model.state_dict())
@@ -104,8 +104,7 @@ def test_other_weights_gradients_and_other_modules_are_computed_in_two_steps(cal
     assert not calls and model["mlp"].gate_proj.weight.grad is not None
     model["mlp"](x)
     model["mlp"].up_proj.weight.mul_(2)
-    two_steps = model["mlp"](x)
-    assert calls == [16] and torch.equal(two_steps, LlamaMLP.forward(model["mlp"], x))
+    assert calls == [16] and torch.equal(model["mlp"](x), LlamaMLP.forward(model["mlp"], x))
 
 
 def decoder(kind: Any = None) -> Any:
@@ -164,8 +163,7 @@ def test_projections_add_the_residual_of_a_decoder_layer_where_a_row_says_so(
             handle.remove()
             assert len(seen) == 1 and (type(seen.pop()) is not Tensor) == adds and len(added) == 2 + 2 * adds
         del added[2:]
-        alone = model[0].mlp(xs[0])
-        assert type(alone) is Tensor and len(added) == 2
+        assert type(model[0].mlp(xs[0])) is Tensor and len(added) == 2
     assert call(model[0], xs[0]).requires_grad and len(added) == 2
     patched.undo()
     assert type(model[0]).__name__ == "LlamaDecoderLayer" and "_sums" not in vars(model[0])

@@ -15,7 +15,7 @@ from tests.cpu.operations import test_four_bit_weights as bits
 from tests.cpu.operations.test_four_bit_weights import GROUP, K, N
 from tests.support import patched_layers as layers
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
-from tests.support.nouns import Defaults, Groups, InputError, Operand, Patch
+from tests.support.nouns import Defaults, Groups, Operand, Patch, fails, refuses
 from tests.support.patched_layers import EXPERTS, HIDDEN, INNER, KINDS, MXFP4, row_of_fp8, row_of_int4, rows_of_experts
 from tests.support.products import product
 from tests.support.served_region import Graphs, copies
@@ -180,8 +180,7 @@ def test_layers_that_others_changed_are_left() -> None:
     packed.weight = nn.Parameter(torch.empty(96, 64).as_subclass(Packed), requires_grad=False)
     nn.utils.parametrizations.weight_norm(wrapped)
     left = tritongemm.patch(nn.ModuleList([hooked, packed, wrapped]), ROWS).left
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, not float"):
-        tritongemm.patch(1.0)
+    fails(TypeError, r"model must be a torch.nn.Module, not float", tritongemm.patch, 1.0)
     assert left["0"] == "another library replaced its forward" and left["1"] == "its weight is a Packed"
     assert "ParametrizedLinear" in left["2"]
 
@@ -192,8 +191,7 @@ def test_nothing_but_the_computation_changes() -> None:
     with torch.no_grad():
         expected = model(x)
         patch = tritongemm.patch(model, ROWS)
-        assert torch.equal(model(x), expected)
-        assert model.state_dict().keys() == before.keys()
+        assert torch.equal(model(x), expected) and model.state_dict().keys() == before.keys()
         assert [name for name, _ in model.named_parameters()] == names and model.up.weight is model.tied.weight
         copied, read = copies(model)
         for other in (copied, read):
@@ -232,8 +230,7 @@ def test_fp8_layers_that_others_changed_are_left_and_broken_ones_refused() -> No
     assert left["2"].startswith("its factors are torch.float32 ()")
     model = nn.ModuleList([layers.fp8_linear(256, 300) for _ in range(2)])
     model[1].weight_scale_inv.data[0, 0] = float("nan")
-    with pytest.raises(InputError, match="NaN or infinite: load its weights"):
-        tritongemm.patch(model, [row_of_fp8(256, 300)])
+    refuses("NaN or infinite: load its weights", tritongemm.patch, model, [row_of_fp8(256, 300)])
     assert type(model[0]) is layers.fp8().FP8Linear
 
 
@@ -258,8 +255,7 @@ def test_other_experts_are_left_with_the_reason() -> None:
     biased.has_bias = True
     model = nn.ModuleList([layers.experts("relu"), static, replaced, biased, layers.experts()])
     left = tritongemm.patch(model, [*rows_of_experts()[:1], *rows_of_experts(True)]).left
-    assert left["0"].startswith("its gate is none of silu")
-    assert left["1"].startswith("its factors are not dynamic")
+    assert left["0"].startswith("its gate is none of silu") and left["1"].startswith("its factors are not dynamic")
     assert left["2"] == "another library replaced its forward" and left["3"] == "its experts have biases"
     assert left["4"] == "no row for 4 experts of N=128, K=128, bf16"
 
@@ -331,14 +327,11 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
         model["served"](layers.X.float())  # no row multiplies float32
 
 
-def test_rows_say_which_order_a_weight_is_converted_to() -> None:
+def test_rows_say_the_order_of_a_weight_and_whether_it_has_zero_points() -> None:
     cases = [KINDS[kind]() for kind in ("gptq", "nvfp4", "experts of mxfp4 in halves")]
     for case, order in zip(cases, ("halves_32", "fragments", "halves_32"), strict=True):
         tritongemm.patch(nn.ModuleList([case.layer]), case.rows)
         assert case.layer.w4_order == order
-
-
-def test_a_row_with_zero_points_serves_layers_that_have_them() -> None:
     layer = layers.gptq(0x77777771)
     assert tritongemm.patch(nn.ModuleList([layer]), [row_of_int4("halves_32", more="_zeros")]).patched == ("0",)
     zeros = torch.full((N, 1), 8)

@@ -14,7 +14,7 @@ from tests.cpu.serving.conftest import Gpu
 from tests.support import ROOT, forked
 from tests.support.lent_processes import LentProcess
 from tests.support.linear_layers import attach_device, record, run_on_cpu
-from tests.support.nouns import ArtifactCache, InputError, Patch, PatchedLaunch, Scaling, each, load_target
+from tests.support.nouns import ArtifactCache, InputError, Patch, PatchedLaunch, Scaling, each, load_target, refuses
 from tritongemm.build.helpers import compile_helper, launch_helper
 from tritongemm.build.quantization_kernels import Quantization, choose_kernel, choose_kernels
 from tritongemm.core.dtypes import DTYPES
@@ -45,8 +45,7 @@ def activations(m: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def assert_quantised(x: Tensor, q: Tensor, scale: Tensor, granularity: str) -> None:
     """Each number is within half a step of its own, and the largest of a factor is the type's largest."""
     m, k = x.shape
-    name = next(d.name for d in DTYPES.values() if getattr(torch, d.torch, None) == q.dtype)
-    dtype = DTYPES[name]
+    dtype = DTYPES[next(d.name for d in DTYPES.values() if getattr(torch, d.torch, None) == q.dtype)]
     factors = spread(scale, SCALINGS[granularity], m, k).double().expand(m, k)
     assert bool((factors > 0).all()) and bool(factors.isfinite().all())
     back = q.double() * factors
@@ -89,13 +88,22 @@ def test_a_factor_of_what_is_no_number_is_nan(granularity: str, dtype: torch.dty
     assert torch.equal(values.isfinite(), spread(finite, SCALINGS[granularity], 7, 300).bool().expand(7, 300))
 
 
-def test_zeros_and_tiny_numbers_have_factors_that_divide() -> None:
+def test_zeros_ties_and_what_is_no_number() -> None:
     x = torch.zeros(2, 256)
     x[1] = 1e-44
     for granularity in SCALINGS:
         q, scale = tritongemm.quantize(x, granularity)
         assert bool((q.float() == 0).all() | (scale[-1] > 0).all()) and bool(scale.isfinite().all())
         assert bool(q.float().isfinite().all())
+    x = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -5.0, -0.75, 6.0] + [0.0] * 22)[None]
+    q, powers = tritongemm.quantize(x, "mx", torch.uint8)
+    assert powers.item() == 127 and numbers(q)[0, :10].tolist() == [0, 1, 1, 2, 2, 4, 4, -4, -1, 6]
+    x = torch.ones(3, 64)
+    x[0, 3], x[1, 40], x[2, :] = float("nan"), float("inf"), 1e-42
+    for dtype in LARGEST:
+        q, powers = tritongemm.quantize(x, "mx", dtype)
+        assert [powers[0, 0], powers[1, 1]] == [255, 255] and powers[0, 1] < 128
+        assert powers[2, 0] == 0 and bool(numbers(q)[2].isfinite().all())
 
 
 def test_kernels_are_right_in_the_interpreter(interpreter: LentProcess) -> None:
@@ -142,8 +150,7 @@ def test_more_programs_than_a_launch_has_are_refused() -> None:
     target, cache = load_target("sm90"), ArtifactCache(settings.cache_folder())
     helper, given = choose_kernel(Quantization(1, 2**23 * 128, "bf16", "fp8e4m3fn", "block", (1, 1)))
     built = compile_helper(helper, target, cache)
-    with pytest.raises(InputError, match="can't be launched on"):
-        launch_helper(built, helper, given, target)
+    refuses("can't be launched on", launch_helper, built, helper, given, target)
 
 
 def test_a_launch_is_given_every_address(monkeypatch: Patch) -> None:
@@ -234,30 +241,13 @@ def test_powers_are_the_least_that_hold_their_numbers(dtype: torch.dtype, m: int
     largest, factors = padded.abs().amax(-1), (powers.double() - 127).exp2()
     some = largest > 0
     assert bool((largest[some] <= LARGEST[dtype] * factors[some]).all())
-    assert bool((2 * largest[some] > LARGEST[dtype] * factors[some]).all())
-    assert bool((powers[~some] == 127).all())
+    assert bool((2 * largest[some] > LARGEST[dtype] * factors[some]).all()) and bool((powers[~some] == 127).all())
     exact = (padded / factors[..., None]).view(m, -1)[:, :k]
     if dtype == torch.uint8:
         apart = (exact[..., None].abs() - E2M1.double()).abs().amin(-1)
         assert torch.equal((numbers(q).abs() - exact.abs()).abs(), apart) and bool((numbers(q) * exact >= 0).all())
     else:
         assert torch.equal(numbers(q), exact.to(dtype).double())
-
-
-def test_ties_go_to_the_even_number_and_signs_stay() -> None:
-    x = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -5.0, -0.75, 6.0] + [0.0] * 22)[None]
-    q, powers = tritongemm.quantize(x, "mx", torch.uint8)
-    assert powers.item() == 127
-    assert numbers(q)[0, :10].tolist() == [0, 1, 1, 2, 2, 4, 4, -4, -1, 6]
-
-
-def test_what_is_no_number_says_so_and_tiny_ones_are_zero() -> None:
-    x = torch.ones(3, 64)
-    x[0, 3], x[1, 40], x[2, :] = float("nan"), float("inf"), 1e-42
-    for dtype in LARGEST:
-        q, powers = tritongemm.quantize(x, "mx", dtype)
-        assert [powers[0, 0], powers[1, 1]] == [255, 255] and powers[0, 1] < 128
-        assert powers[2, 0] == 0 and bool(numbers(q)[2].isfinite().all())
 
 
 @each("dtype", LARGEST)
@@ -271,16 +261,12 @@ def test_layouts_hold_the_same_powers(dtype: torch.dtype) -> None:
     assert tritongemm.quantize(x.view(3, 11, 300), "mx", dtype)[0].shape[:2] == (3, 11)
 
 
-def test_pytorchs_own_types() -> None:
+def test_pytorchs_own_types_and_orders_of_weights() -> None:
     fp4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
     q, _ = tritongemm.quantize(activations(3, 64), "mx", fp4)
     assert q.dtype == fp4 and q.shape == (3, 32)
-    powers = torch.full((3, 2), 130, dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    packed = tritongemm.pack_scales(powers)
+    packed = tritongemm.pack_scales(torch.full((3, 2), 130, dtype=torch.uint8).view(torch.float8_e8m0fnu))
     assert packed.dtype == torch.float8_e8m0fnu and packed.shape == (32, 8)
-
-
-def test_weights_go_into_an_order_and_back() -> None:
     w = torch.randint(0, 256, (32, 64), dtype=torch.uint8)
     packed = tritongemm.pack_weight(w)
     assert not torch.equal(packed, w) and torch.equal(tritongemm.unpack_weight(packed), w)
@@ -289,14 +275,11 @@ def test_weights_go_into_an_order_and_back() -> None:
         (torch.zeros(30, 64, dtype=torch.uint8), "N a multiple of 16"),
         (torch.zeros(32, 64, dtype=torch.int16), "w is torch.int16"),
     ):
-        with pytest.raises(InputError, match=says):
-            tritongemm.pack_weight(wrong)
-    with pytest.raises(InputError, match="there are"):
-        tritongemm.pack_weight(w, "sideways")
+        refuses(says, tritongemm.pack_weight, wrong)
+    refuses("there are", tritongemm.pack_weight, w, "sideways")
     with pytest.raises(InputError, match=r"scales are \(3, 8\); 3 x 8 in the order e8m0_32x8 are \(32, 8\)"):
         tritongemm.unpack_scales(torch.zeros(3, 8, dtype=torch.uint8), 3, 8)
-    with pytest.raises(InputError, match="e8m0"):
-        tritongemm.pack_scales(torch.zeros(3, 8))
+    refuses("e8m0", tritongemm.pack_scales, torch.zeros(3, 8))
 
 
 @each("dtype", LARGEST)
@@ -311,8 +294,7 @@ def test_products_of_what_was_quantised(dtype: torch.dtype, layout: str) -> None
     )
     assert verify.deviation(result, left @ right.T) < 0.01
     of_a[0, 0] = 255
-    with pytest.raises(InputError, match="scale_a holds NaN"):
-        tritongemm.scaled_mm(a, b, of_a, of_b, scale_layout=layout)
+    refuses("scale_a holds NaN", tritongemm.scaled_mm, a, b, of_a, of_b, scale_layout=layout)
 
 
 @each("rows", [1, 5, 8])
@@ -327,10 +309,8 @@ def test_float_factors_are_stored_as_a_layout_says(rows: int) -> None:
         assert torch.equal(packed, wanted) and packed.stride() == wanted.stride()
         back = tritongemm.unpack_scales(packed, rows, 3, layout)
         assert torch.equal(back, plain) and back.is_contiguous()
-    with pytest.raises(InputError, match="in the layout tma they are float32"):
-        tritongemm.pack_scales(plain.double(), "tma")
-    with pytest.raises(InputError, match="not 2 x 9"):
-        tritongemm.unpack_scales(plain, 2, 9, "groups")
+    refuses("in the layout tma they are float32", tritongemm.pack_scales, plain.double(), "tma")
+    refuses("not 2 x 9", tritongemm.unpack_scales, plain, 2, 9, "groups")
 
 
 @each("dtype", LARGEST)

@@ -11,7 +11,7 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record
-from tests.support.nouns import Patch, Problem, Scaling, each
+from tests.support.nouns import Patch, Problem, Scaling, cases, each
 from tests.support.products import product
 from tritongemm.codegen import template_facts
 from tritongemm.integrations import aiter
@@ -40,7 +40,7 @@ def factors(*shape: int) -> Tensor:
     return torch.randint(-8, 9, shape, generator=generator).float().exp2() * 1.25
 
 
-def test_factors_of_one_operand_say_what_the_others_are_for() -> None:
+def test_factors_of_one_operand_and_bytes_of_fp4() -> None:
     """Four factors of a weight [4, 512] in one row are for its rows, or for groups along K."""
     a, w = quantised(3, 4, 512)
     of_w = factors(1, 4)
@@ -51,6 +51,11 @@ def test_factors_of_one_operand_say_what_the_others_are_for() -> None:
         exact = (a.double() * scale_a.double().repeat_interleave(depth, 1)) @ (w.double() * wide_w.double()).T
         found = tritongemm.scaled_mm(a, w, scale_a, of_w, out_dtype=torch.float32)
         assert verify.deviation(found, exact) < 1e-5
+    a, w = torch.full((2, 16), 0x21, dtype=torch.uint8), torch.full((3, 16), 0x72, dtype=torch.uint8)
+    exact = 16 * (0.5 * 1.0 + 1.0 * 6.0)  # the low half of a byte comes first
+    for scale_a, scale_w in ((torch.ones(2), torch.ones(3)), (torch.full((2, 1), 127), torch.full((3, 1), 127))):
+        of_a, of_w = (s if s.is_floating_point() else s.to(torch.uint8) for s in (scale_a, scale_w))
+        assert bool((tritongemm.scaled_mm(a, w, of_a, of_w, out_dtype=torch.float32) == exact).all())
 
 
 @each("dtype", [FP8, torch.float8_e4m3fnuz, torch.int8])
@@ -67,15 +72,6 @@ def test_shapes_of_one_factor_and_of_one_for_each_row(dtype: torch.dtype) -> Non
     assert torch.equal(tritongemm.scaled_mm(a, w, one, scale_b), tritongemm.scaled_mm(a, w, one.repeat(4), scale_b))
     exact = tritongemm.scaled_mm(a, w, one, one)
     assert torch.equal(tritongemm.scaled_mm(a, w, one.view(1, 1), one.view(1)), exact)
-
-
-def test_bytes_are_two_numbers_of_fp4() -> None:
-    a, w = torch.full((2, 16), 0x21, dtype=torch.uint8), torch.full((3, 16), 0x72, dtype=torch.uint8)
-    exact = 16 * (0.5 * 1.0 + 1.0 * 6.0)  # the low half of a byte comes first
-    for scale_a, scale_w in ((torch.ones(2), torch.ones(3)), (torch.full((2, 1), 127), torch.full((3, 1), 127))):
-        of_a, of_w = (s if s.is_floating_point() else s.to(torch.uint8) for s in (scale_a, scale_w))
-        out = tritongemm.scaled_mm(a, w, of_a, of_w, out_dtype=torch.float32)
-        assert bool((out == exact).all())
 
 
 @pytest.fixture
@@ -139,8 +135,7 @@ def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: Gpu) -> None:
     attach_device(dispatcher, {known: StandInKernel()})
     a, w = empty(1, 512, dtype=FP8), empty(256, 512, dtype=FP8)
     assert say(a, w, empty(1, 4), empty(2, 4)).startswith("exact")
-    won = replace(record(known), winner="torch")
-    dispatcher.load([won])
+    dispatcher.load([replace(record(known), winner="torch")])
     attach_device(dispatcher)
     assert say(a, w, empty(1, 4), empty(2, 4)).startswith(f"library: torch won the tuning of {known.key}")
 
@@ -154,8 +149,7 @@ def test_generated_kernels_call_the_factors_by_these_names() -> None:
 def test_memory_padded_for_the_copy_engine_is_known_by_its_strides() -> None:
     """DeepGEMM's factors: M-major, each group's rows padded to 16 bytes."""
     a, w = quantised(5, 128, 256)
-    padded = torch.ones(2, 8).t()[:5]
-    product = read_product(ScaledOperands(a, w, padded, torch.ones(1, 2)))
+    product = read_product(ScaledOperands(a, w, torch.ones(2, 8).t()[:5], torch.ones(1, 2)))
     assert product.scalings_a == (Scaling(depth=128, layout="groups", pad=(4, 1)),)
     assert read_product(ScaledOperands(a[:4], w, torch.ones(2, 4).t(), torch.ones(1, 2))).scalings_a == (
         Scaling(depth=128, layout="groups"),
@@ -197,34 +191,31 @@ ROWS = ((M, 1), (1, 1), (1, N), (1, 1))
 OF_W = ((8, 2), (1, 8))  # 5 groups, padded to 8
 
 
-@each(
-    ("m", "scale_a", "scale_w", "wanted"),
-    [
-        (M, ONE(M, 1), ONE(N), ROWS),
-        (M, ONE(1), ONE(N, 1), ROWS),
-        (M, ONE(5, M).t(), ONE(2, 5), ((M, 5), (1, M), *OF_W)),
-        (M, ONE(M, 5), ONE(N, 5), ((M, 5), (1, M), (N, 5), (1, N))),
-        # cuBLASLt has products with factors along K of multiples of four rows.
-        *((m, ONE(m, 5), ONE(2, 5), ((up, 5), (1, up), *OF_W)) for m, up in ((1, 4), (13, 16), (M, M))),
-    ],
+@cases(
+    (M, ONE(M, 1), ONE(N), ROWS),
+    (M, ONE(1), ONE(N, 1), ROWS),
+    (M, ONE(5, M).t(), ONE(2, 5), ((M, 5), (1, M), *OF_W)),
+    (M, ONE(M, 5), ONE(N, 5), ((M, 5), (1, M), (N, 5), (1, N))),
+    # cuBLASLt has products with factors along K of multiples of four rows.
+    *((m, ONE(m, 5), ONE(2, 5), ((up, 5), (1, up), *OF_W)) for m, up in ((1, 4), (13, 16), (M, M))),
 )
 def test_factors_are_stored_as_pytorch_wants_them(
-    asked: list[tuple[Any, ...]], m: int, scale_a: Tensor, scale_w: Tensor, wanted: tuple[Any, ...]
+    m: int, scale_a: Tensor, scale_w: Tensor, wanted: tuple[Any, ...], /, asked: list[tuple[Any, ...]]
 ) -> None:
     asked.clear()
     compute(scale_a, scale_w, m)
     assert asked == [wanted] * 2
 
 
+def test_what_pytorch_refused_it_is_not_asked_for_again(asked: list[tuple[Any, ...]]) -> None:
+    compute(ONE(()), ONE(()))
+    assert len(asked) == 3, "once with factors, and for each product of plain numbers"
+
+
 def test_older_pytorch_is_given_no_padding(asked: list[tuple[Any, ...]], monkeypatch: Patch) -> None:
     monkeypatch.setattr(scaled, "_Scaled", None)
     compute(ONE(M, 5), ONE(2, 5))
     assert asked == [((M, 5), (1, M), (5, 2), (1, 8))] * 2
-
-
-def test_what_pytorch_refused_it_is_not_asked_for_again(asked: list[tuple[Any, ...]]) -> None:
-    compute(ONE(()), ONE(()))
-    assert len(asked) == 3, "once with factors, and for each product of plain numbers"
 
 
 def test_factors_of_one_operand_along_k_are_no_product_of_pytorchs(asked: list[tuple[Any, ...]]) -> None:

@@ -12,7 +12,7 @@ import torch
 import tritongemm
 from tests.support import shipped
 from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_device
-from tests.support.nouns import SUPPORTED, InputError, OutputError, Patch, Problem, Record, Support
+from tests.support.nouns import SUPPORTED, OutputError, Patch, Problem, Record, Support, refuses
 from tritongemm.serving import kernel_loading, loaded_tables, shipped_tables, stored_kernels
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 
@@ -74,8 +74,7 @@ def test_the_packages_own_tables_are_small_and_without_gaps() -> None:
 
 def test_calls_are_served_without_any_tuning(said: list[str], gpu: SimpleNamespace) -> None:
     """A product's kernels are loaded by its first call, which must not be while a graph is captured."""
-    report = tritongemm.load("shipped")
-    assert report == 8 and not gpu.loaded
+    assert tritongemm.load("shipped") == 8 and not gpu.loaded
     x, w = torch.empty(5, shipped.K, dtype=torch.bfloat16), torch.empty(shipped.N, shipped.K, dtype=torch.bfloat16)
     default_dispatcher().device(-1)
     gpu.capturing = True
@@ -125,8 +124,7 @@ def test_rows_serve_gpus_of_their_own_memory(
 
 def test_a_table_of_ones_own_goes_first(said: list[str], gpu: SimpleNamespace) -> None:
     tritongemm.load("shipped")
-    own = [record(problem(96, shipped.N, shipped.K), m_from=1), record(problem(3, 32, 64))]
-    tritongemm.load(own)
+    tritongemm.load([record(problem(96, shipped.N, shipped.K), m_from=1), record(problem(3, 32, 64))])
     device = default_dispatcher().device(-1)
     assert device is not None and not device.waiting and gpu.loaded == [3, 96]
 
@@ -144,12 +142,10 @@ def test_a_damaged_file_is_named(said: list[str]) -> None:
     file = shipped_tables.files()[1]
     shipped_tables._read.cache_clear()
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"h200\.json\.gz: the shipped tables are damaged .*; install"):
-        loaded_tables.read_table("shipped")
+    refuses(r"h200\.json\.gz: the shipped tables are damaged .*; install", loaded_tables.read_table, "shipped")
     for one in shipped_tables.files():
         one.unlink()
-    with pytest.raises(InputError, match=r"has no shipped tables in .*scripts/make_tables makes them"):
-        loaded_tables.read_table("shipped")
+    refuses(r"has no shipped tables in .*scripts/make_tables makes them", loaded_tables.read_table, "shipped")
 
 
 def test_code_is_checked_once(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.linear_layers import StandInDriver, problem, run_on_cpu, stand_in_device
+from tests.support.tables import apart
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import served_algorithm
 from tritongemm.core.problem import Operand
@@ -36,22 +37,16 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_known_problems(known: None) -> None:
+def test_known_problems_and_what_pytorch_computes_by_itself(known: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") == 4096
     assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3, "n", "fp16"), "sm90") == 64
     assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "gfx942") is None
     assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3, dtype="fp32"), "sm90") == 4096
     assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3, dtype="int8"), "sm90") is None
     assert served_algorithm.torch_workspace_bytes(replace(problem(1, 2, 3), c=Operand("fp32")), "sm90") is None
-
-
-def test_what_is_no_product_of_matrices_is_pytorchs_own_affair(known: None) -> None:
     assert served_algorithm.torch_workspace_bytes(problem(2, 1, 3), "sm90") == 4096
     for other in (problem(2, 1, 3, "n"), problem(1, 1, 3), problem(2, 3, 1), problem(2, 3, 1, "n")):
         assert served_algorithm.torch_workspace_bytes(other, "sm90") is None
-
-
-def test_another_release_is_not_known(known: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "1.0.0")
     assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
@@ -73,15 +68,12 @@ def test_a_setting_that_changes_pytorchs_choice(known: None, monkeypatch: pytest
     assert served_algorithm.torch_workspace_bytes(problem(1, 2, 3), "sm90") is None
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("allow_bf16_reduced_precision_reduction", False),
-        ("allow_fp16_reduced_precision_reduction", False),
-        ("allow_fp16_accumulation", True),
-    ],
+@apart(
+    ("allow_bf16_reduced_precision_reduction", False),
+    ("allow_fp16_reduced_precision_reduction", False),
+    ("allow_fp16_accumulation", True),
 )
-def test_a_precision_that_changes_pytorchs_choice(known: None, name: str, value: bool) -> None:
+def test_a_precision_that_changes_pytorchs_choice(name: str, value: bool, /, known: None) -> None:
     before = getattr(MATMUL, name)
     try:
         setattr(MATMUL, name, value)
@@ -152,7 +144,9 @@ def test_the_workspace_grows_to_what_pytorch_gives(gpu: Gpu, monkeypatch: pytest
     assert gpu.device.workspaces is grown
 
 
-def test_without_memory_it_is_pytorchs_layer(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_or_an_algorithm_pytorch_is_called(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctypes.c_int.in_dll(gpu.library._library, "fake_none").value = 1
+    assert TorchKernels(gpu.device).find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
     found = TorchKernels(gpu.device)
     heavy = SimpleNamespace(bytes=lambda buffer: 100)
     monkeypatch.setattr("tritongemm.backends.blaslt.served_algorithm.load_first_choice", lambda *_: heavy)
@@ -168,12 +162,6 @@ def test_a_capture_does_not_ask(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> No
     known = found.find(problem(4, 8, 16, dtype="fp32"), "fp32")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert known is not None and found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is known
-
-
-def test_where_the_library_has_nothing_pytorch_is_called(gpu: Gpu) -> None:
-    ctypes.c_int.in_dll(gpu.library._library, "fake_none").value = 1
-    found = TorchKernels(gpu.device)
-    assert found.find(problem(4, 8, 16, dtype="fp32"), "fp32") is None
 
 
 def test_it_forgets_rather_than_fill_the_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

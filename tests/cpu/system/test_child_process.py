@@ -17,6 +17,8 @@ import pytest
 
 from tests.support import ROOT, raising
 from tests.support.processes import becomes_true, is_running
+from tests.support.refusals import fails
+from tests.support.tables import apart
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.errors import UnavailableError
@@ -37,8 +39,7 @@ def child() -> Iterator[WorkerProcess]:
 
 
 def test_answers_come_in_order_from_one_process(child: WorkerProcess) -> None:
-    assert list(child.ask(("count", 5), 60)) == [0, 1, 2, 3, 4]
-    assert list(child.ask(("count", 0), 60)) == []
+    assert list(child.ask(("count", 5), 60)) == [0, 1, 2, 3, 4] and list(child.ask(("count", 0), 60)) == []
     (before,) = child.ask(("served", None), 60)
     (after,) = child.ask(("served", None), 60)
     assert after == before + 1, "the same object answers"
@@ -55,39 +56,31 @@ def test_a_request_that_raises_costs_itself(child: WorkerProcess) -> None:
     ((_, pid, _),) = child.ask(("environment", ""), 60)
     answers = child.ask(("fail", 2), 60)
     assert [next(answers), next(answers)] == [0, 1]
-    with pytest.raises(WorkerError, match=r"^ValueError: that can't be$"):
-        next(answers)
-    with pytest.raises(WorkerError, match="pickle"):
-        list(child.ask(("unpicklable", None), 60))
+    fails(WorkerError, r"^ValueError: that can't be$", next, answers)
+    fails(WorkerError, "pickle", list, child.ask(("unpicklable", None), 60))
     ((_, same, _),) = child.ask(("environment", ""), 60)
     assert same == pid
 
 
-@pytest.mark.parametrize(
-    ("request_", "first", "end"),
-    [
-        (("kill", signal.SIGKILL), [1], "signal SIGKILL"),
-        (("kill", signal.SIGSEGV), [1], "signal SIGSEGV"),
-        (("abort", None), [], "signal SIGSEGV"),  # by an illegal access
-        (("leave", 3), [], r"exit status 3: last words$"),
-    ],
+@apart(
+    (("kill", signal.SIGKILL), [1], "signal SIGKILL"),
+    (("kill", signal.SIGSEGV), [1], "signal SIGSEGV"),
+    (("abort", None), [], "signal SIGSEGV"),  # by an illegal access
+    (("leave", 3), [], r"exit status 3: last words$"),
 )
 def test_a_crash_is_reported_and_another_child_goes_on(
-    child: WorkerProcess, request_: Any, first: list[int], end: str
+    request_: Any, first: list[int], end: str, /, child: WorkerProcess
 ) -> None:
     answers = child.ask(request_, 60)
     assert list(islice(answers, len(first))) == first, "what came before the crash is kept"
-    with pytest.raises(WorkerDied, match=f"^{end}"):
-        next(answers)
-    assert not child.alive
-    assert list(child.ask(("count", 2), 60)) == [0, 1]
+    fails(WorkerDied, f"^{end}", next, answers)
+    assert not child.alive and list(child.ask(("count", 2), 60)) == [0, 1]
 
 
 def test_an_end_is_not_held_up(child: WorkerProcess) -> None:
     """As a device that is lost may do."""
     started = time.monotonic()
-    with pytest.raises(WorkerDied, match="exit status 1: the device is gone"):
-        list(child.ask(("linger", "the device is gone"), 5))
+    fails(WorkerDied, "exit status 1: the device is gone", list, child.ask(("linger", "the device is gone"), 5))
     assert time.monotonic() - started < 5
 
 
@@ -106,8 +99,7 @@ def test_a_hang_is_killed_with_what_it_started(child: WorkerProcess, tmp_path: P
     next(answers)
     own, grandchild = map(int, note.read_text().split())
     assert is_running(own) and is_running(grandchild)
-    with pytest.raises(WorkerTimeout, match=r"no answer within 0\.3 s"):
-        next(answers)
+    fails(WorkerTimeout, r"no answer within 0\.3 s", next, answers)
     assert becomes_true(lambda: not is_running(own) and not is_running(grandchild))
     assert list(child.ask(("count", 1), 60)) == [0]
 
@@ -115,11 +107,9 @@ def test_a_hang_is_killed_with_what_it_started(child: WorkerProcess, tmp_path: P
 def test_a_child_that_can_not_start(child: WorkerProcess) -> None:
     with pytest.raises(WorkerDied, match="exit status 1: RuntimeError: no coffee"):
         list(WorkerProcess("tests.support.child_roles:Stillborn").ask(1, 60))
-    with pytest.raises(WorkerDied, match="ModuleNotFoundError"):
-        list(WorkerProcess("a_module_that_is_missing:Role").ask(1, 60))
+    fails(WorkerDied, "ModuleNotFoundError", list, WorkerProcess("a_module_that_is_missing:Role").ask(1, 60))
     late = WorkerProcess(ROLE, startup_s=0.0)
-    with pytest.raises(WorkerTimeout, match="did not start within 0 s"):
-        list(late.ask(("count", 1), 60))
+    fails(WorkerTimeout, "did not start within 0 s", list, late.ask(("count", 1), 60))
     assert not late.alive
 
 
@@ -202,8 +192,7 @@ def test_last_words_are_its_own(child: WorkerProcess) -> None:
     """What an earlier request wrote does not explain a later death."""
     with pytest.raises(WorkerError):
         list(child.ask(("fail", 0), 60))
-    with pytest.raises(WorkerDied, match=r"^signal SIGKILL$"):
-        list(child.ask(("kill", signal.SIGKILL), 60))
+    fails(WorkerDied, r"^signal SIGKILL$", list, child.ask(("kill", signal.SIGKILL), 60))
 
 
 def test_compilers_work_in_memory_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import InputError, OutputError, Patch, UnavailableError, each
+from tests.support.nouns import InputError, OutputError, Patch, UnavailableError, cases
 from tests.support.owners import pretend
 from tritongemm.hip_ext import libraries
 from tritongemm.system import compiled_files
@@ -103,19 +103,16 @@ def test_nothing_that_is_kept_can_be_written_by_others(tmp_path: Path, home: Pat
     assert modes[tmp_path / "named"] == 0o755 & ~umask and modes[home] == 0o700 == modes[home.parent]
 
 
-@each(
-    ("part", "owner", "mode"),
-    [
-        ("", OTHER, None),
-        ("", ME, 0o777),
-        ("built.json", OTHER, None),
-        ("kernel.co", OTHER, None),
-        ("kernel.co", ME, 0o666),
-        ("built.json", ME, 0o664),
-    ],
+@cases(
+    ("", OTHER, None),
+    ("", ME, 0o777),
+    ("built.json", OTHER, None),
+    ("kernel.co", OTHER, None),
+    ("kernel.co", ME, 0o666),
+    ("built.json", ME, 0o664),
 )
 def test_an_entry_of_another_program_is_not_used(
-    tmp_path: Path, monkeypatch: Patch, part: str, owner: int, mode: int | None
+    part: str, owner: int, mode: int | None, /, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     cache = tmp_path / "cache"
     entry = CompiledFiles(cache).keep(KEY, FILES, FACTS).path
@@ -148,16 +145,14 @@ def test_a_folder_that_an_administrator_filled_is_read(tmp_path: Path, monkeypat
     whose(monkeypatch, {tmp_path: (0, None), filled: (ADMIN, 0o755), home.parent: (ME, None)})
     monkeypatch.setattr(os, "access", lambda path, mode: home.parent in (Path(path), *Path(path).parents))
     found = CompiledFiles(filled).find(KEY)
-    assert found and found.path == theirs
-    assert CompiledFiles(filled).find("cd" * 20) is None
+    assert found and found.path == theirs and CompiledFiles(filled).find("cd" * 20) is None
     mine = CompiledFiles(filled).keep("cd" * 20, FILES, FACTS)
     assert home in mine.path.parents and CompiledFiles(filled).find("cd" * 20) == mine
     assert [p.name for p in filled.iterdir()] == [KEY[:2]]
 
 
 def test_users_of_a_shared_folder_have_entries_of_their_own(shared: Path, monkeypatch: Patch) -> None:
-    theirs = kept_by(OTHER, shared, monkeypatch)
-    assert theirs.parents[1].name == "user-3000"
+    assert kept_by(OTHER, shared, monkeypatch).parents[1].name == "user-3000"
     assert CompiledFiles(shared).find(KEY) is None, "only named users are trusted"
     mine = CompiledFiles(shared).keep(KEY, FILES, FACTS)
     assert mine.path.parents[1].name == "user-1000" and CompiledFiles(shared).find(KEY) == mine
@@ -212,8 +207,7 @@ def test_a_shared_object_is_loaded_as_it_was_kept(
     cache = CompiledFiles(tmp_path / "cache")
     for name in ("11", "12"):
         path = cache.keep(f"object-{name}", {"kernel.so": codes[name]}, {}).path / "kernel.so"
-        loaded = libraries.load_kept(str(path), hashlib.sha256(codes[name]).hexdigest())
-        assert loaded.answer() == int(name)
+        assert libraries.load_kept(str(path), hashlib.sha256(codes[name]).hexdigest()).answer() == int(name)
     path = cache.keep("object-13", {"kernel.so": codes["13"]}, {}).path / "kernel.so"
     wanted = hashlib.sha256(codes["13"]).hexdigest()
     (tmp_path / "12").unlink()
@@ -248,5 +242,4 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list((tmp_path / "cache").iterdir())) == 2
     kept.sweep()
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [KEY[:2]]
-    assert kept.find(KEY) is not None
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [KEY[:2]] and kept.find(KEY) is not None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import raising
-from tests.support.nouns import OutputError, Patch, each
+from tests.support.nouns import OutputError, Patch, cases, each
 from tritongemm.system import files, temporary_folder
 from tritongemm.system.printable import TEXT_CHARACTERS, WORD_CHARACTERS, printable
 
@@ -32,18 +32,15 @@ def write_protected(path: Path) -> None:
     path.chmod(0o444)
 
 
-@each(
-    ("make", "what"),
-    [
-        (Path.mkdir, "a folder"),
-        (os.mkfifo, "a pipe"),
-        (bind_socket, "a socket"),
-        (link_to_text, "a link"),
-        (write_protected, "read-only, so it is not replaced"),
-    ],
+@cases(
+    (Path.mkdir, "a folder"),
+    (os.mkfifo, "a pipe"),
+    (bind_socket, "a socket"),
+    (link_to_text, "a link"),
+    (write_protected, "read-only, so it is not replaced"),
 )
 def test_what_is_no_file_of_ours_is_not_replaced(
-    tmp_path: Path, monkeypatch: Patch, make: Callable[[Path], None], what: str
+    make: Callable[[Path], None], what: str, /, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """It is reported before work starts, and holds for every text that is written."""
     monkeypatch.chdir(tmp_path)  # a socket's name must be short
@@ -94,15 +91,12 @@ def test_no_other_process_is_waited_for(tmp_path: Path) -> None:
             files.read_regular(tmp_path / name)
 
 
-def test_a_mode_is_kept(tmp_path: Path) -> None:
+def test_modes_and_edited_texts_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("old")
     path.chmod(0o640)
     files.atomic_write(path, "new")
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640
-
-
-def test_an_edited_text_that_is_kept_replaces_nothing(tmp_path: Path) -> None:
     names = [files.keep_edited(tmp_path / "out", data).name for data in (b"1", b"2", b"3")]
     assert names == ["out.edited", "out.edited.2", "out.edited.3"]
     assert [(tmp_path / name).read_bytes() for name in names] == [b"1", b"2", b"3"]

@@ -4,22 +4,21 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 from tests.support import ROOT
+from tests.support.nouns import Patch
 from tritongemm.system import import_path
 
 HOME = str(ROOT)
 
 
-def run_by_name(monkeypatch: pytest.MonkeyPatch, by_name: bool) -> None:
+def run_by_name(monkeypatch: Patch, by_name: bool) -> None:
     """Have the program look as if `python -m` had started it, or as a script."""
     main = ModuleType("__main__")
     main.__spec__ = sys.__spec__ if by_name else None
     monkeypatch.setitem(sys.modules, "__main__", main)
 
 
-def test_what_python_adds_by_itself_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_python_adds_by_itself_is_left_out(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(stand := str(tmp_path))
     for by_name, path, expected in (
         (False, ["", "/a", HOME], ["/a", HOME]),  # python -c, and the prompt
@@ -35,7 +34,7 @@ def test_what_python_adds_by_itself_is_left_out(tmp_path: Path, monkeypatch: pyt
         assert sys.path == expected
 
 
-def test_a_checkout_that_one_stands_in_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_that_one_stands_in_is_kept(monkeypatch: Patch) -> None:
     monkeypatch.chdir(HOME)
     run_by_name(monkeypatch, True)
     for first in (HOME, ""):
@@ -43,7 +42,7 @@ def test_a_checkout_that_one_stands_in_is_kept(monkeypatch: pytest.MonkeyPatch) 
         assert import_path.for_children() == [HOME, "/a"]
 
 
-def test_a_deleted_folder_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_folder_holds_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

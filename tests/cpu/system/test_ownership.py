@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import InputError, Patch, each
+from tests.support.nouns import InputError, Patch, cases
 from tests.support.owners import pretend
 from tritongemm.system import compiled_files
 
@@ -36,20 +36,17 @@ def users(monkeypatch: Patch) -> None:
     compiled_files.is_member.cache_clear()
 
 
-@each(
-    ("found", "others"),
-    [
-        (status(ME, 0o755), False),
-        (status(ME, 0o757), True),
-        (status(ME, 0o1777), True),
-        (status(ME, 0o775), True),
-        (status(ME, 0o775, gid=ME), False),  # as Debian and Fedora make folders
-        (status(ADMIN, 0o775, gid=ADMIN), True),  # a group of that name, but not of that user alone
-        (status(ADMIN, 0o775, gid=ME), False),  # that this user writes too is no surprise
-        (status(ME, 0o775, gid=999), True),  # an unknown group
-    ],
+@cases(
+    (status(ME, 0o755), False),
+    (status(ME, 0o757), True),
+    (status(ME, 0o1777), True),
+    (status(ME, 0o775), True),
+    (status(ME, 0o775, gid=ME), False),  # as Debian and Fedora make folders
+    (status(ADMIN, 0o775, gid=ADMIN), True),  # a group of that name, but not of that user alone
+    (status(ADMIN, 0o775, gid=ME), False),  # that this user writes too is no surprise
+    (status(ME, 0o775, gid=999), True),  # an unknown group
 )
-def test_who_writes_beside_the_owner(found: os.stat_result, others: bool) -> None:
+def test_who_writes_beside_the_owner(found: os.stat_result, others: bool, /) -> None:
     assert compiled_files.others_write(found) == others
 
 
@@ -61,18 +58,15 @@ def test_files_of_trusted_users_are_used_where_no_other_user_writes() -> None:
     assert not compiled_files.Owners(frozenset(), group=STAFF).may_use(status(4000, 0o644)), "no member, or unknown"
 
 
-@each(
-    ("owner", "mode", "above", "trusted"),
-    [
-        (ADMIN, 0o755, (0, 0o755), True),  # filled by an administrator, for others to read
-        (ADMIN, 0o755, (ADMIN, 0o755), True),
-        (ADMIN, 0o1777, (0, 0o755), False),  # each writes there
-        (OTHER_USER, 0o755, (0, 0o1777), False),  # in /tmp: any user who was first
-        (OTHER_USER, 0o755, (STAFF, 0o755), False),  # another program put it there
-    ],
+@cases(
+    (ADMIN, 0o755, (0, 0o755), True),  # filled by an administrator, for others to read
+    (ADMIN, 0o755, (ADMIN, 0o755), True),
+    (ADMIN, 0o1777, (0, 0o755), False),  # each writes there
+    (OTHER_USER, 0o755, (0, 0o1777), False),  # in /tmp: any user who was first
+    (OTHER_USER, 0o755, (STAFF, 0o755), False),  # another program put it there
 )
 def test_the_owner_of_a_folder_is_trusted_where_no_other_user_can_have_put_it(
-    tmp_path: Path, monkeypatch: Patch, owner: int, mode: int, above: tuple[int, int], trusted: bool
+    owner: int, mode: int, above: tuple[int, int], trusted: bool, /, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -86,8 +80,7 @@ def test_a_link_that_others_can_have_made_is_not_trusted(tmp_path: Path, monkeyp
     folder.mkdir(parents=True)
     link.parent.mkdir()
     link.symlink_to(folder)
-    owned = {Path("/"): (0, 0o755), folder: (OTHER_USER, 0o755), link.parent: (0, 0o1777)}
-    pretend(monkeypatch, owned)
+    pretend(monkeypatch, {Path("/"): (0, 0o755), folder: (OTHER_USER, 0o755), link.parent: (0, 0o1777)})
     assert OTHER_USER in compiled_files.owners(folder, os.stat(folder), ())
     assert OTHER_USER not in compiled_files.owners(link, os.stat(link), ())
 

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, fake_ray, raising
+from tests.support.nouns import Patch
+from tests.support.refusals import fails, refuses
+from tests.support.tables import apart
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.system import ray_hosts
 from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
@@ -44,7 +47,7 @@ class Process:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> fake_ray.FakeRay:
+def ray(monkeypatch: Patch) -> fake_ray.FakeRay:
     return fake_ray.put_in_place(monkeypatch, {"one": 1}, Process)
 
 
@@ -87,35 +90,24 @@ def test_a_lost_host_ends_a_request_from_outside(ray: fake_ray.FakeRay, host: Re
     host.kill()
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "complaint"),
-    [
-        (fake_ray.RayActorError("The actor died.\nmore"), HostLost, "host one was lost: The actor died"),
-        (fake_ray.ActorUnschedulableError("The node is gone."), HostLost, "host one was lost: The node is gone"),
-        (
-            fake_ray.RayTaskError("more\nNo module named 'tritongemm'"),
-            UnavailableError,
-            "can't run tritongemm: No module",
-        ),
-    ],
+@apart(
+    (fake_ray.RayActorError("The actor died.\nmore"), HostLost, "host one was lost: The actor died"),
+    (fake_ray.ActorUnschedulableError("The node is gone."), HostLost, "host one was lost: The node is gone"),
+    (fake_ray.RayTaskError("more\nNo module named 'tritongemm'"), UnavailableError, "can't run tritongemm: No module"),
 )
 def test_an_actor_that_never_comes(
-    host: RemoteHost, monkeypatch: pytest.MonkeyPatch, fault: Exception, kind: type[Exception], complaint: str
+    fault: Exception, kind: type[Exception], complaint: str, /, host: RemoteHost, monkeypatch: Patch
 ) -> None:
     """Because its host is gone, which Ray lists for a while, or can't run it."""
     monkeypatch.setattr(host._ray, "get", raising(fault))
-    with pytest.raises(kind, match=complaint):
-        host.ready(1.0)
+    fails(kind, complaint, host.ready, 1.0)
     assert host.lost == (kind is HostLost)
     if isinstance(fault, fake_ray.RayActorError):
         monkeypatch.setattr(fault, "actor_init_failed", True)
-        with pytest.raises(UnavailableError, match="host one can't run tritongemm: more"):
-            host.ready(1.0)
+        fails(UnavailableError, "host one can't run tritongemm: more", host.ready, 1.0)
 
 
-def test_files_are_kept_in_the_cache_of_the_host(
-    host: RemoteHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_kept_in_the_cache_of_the_host(host: RemoteHost, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path))
     kept = host.keep({"here/a.cubin": ("a.cubin", b"code"), "there/a.cubin": ("a.cubin", b"other")})
     assert {key: Path(path).read_bytes() for key, path in kept.items()} == {
@@ -124,11 +116,10 @@ def test_files_are_kept_in_the_cache_of_the_host(
     }
     assert all(Path(path).is_relative_to(tmp_path) for path in kept.values())
     tmp_path.chmod(0o777)
-    with pytest.raises(WorkerError, match=r"OutputError: .* can be written by others"):
-        host.keep({"here/b.cubin": ("b.cubin", b"code")})
+    fails(WorkerError, r"OutputError: .* can be written by others", host.keep, {"here/b.cubin": ("b.cubin", b"code")})
 
 
-def test_an_address_is_checked_before_ray_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_checked_before_ray_waits_for_it(monkeypatch: Patch) -> None:
     """Ray itself would wait for minutes, and take no signal."""
     monkeypatch.setitem(sys.modules, "ray", fake_ray.FakeRay({}))
     for address, why in {
@@ -139,25 +130,24 @@ def test_an_address_is_checked_before_ray_waits_for_it(monkeypatch: pytest.Monke
         "ray://head:10001": "on a host of the cluster itself",
         "127.0.0.1:1": "no Ray cluster can be used there: Connection refused",
     }.items():
-        with pytest.raises(InputError, match=why):
-            RayHosts(address)
+        refuses(why, RayHosts, address)
     monkeypatch.setattr(ray_hosts, "_PROBE", "import sys, time; time.sleep(60)")
     monkeypatch.setattr(ray_hosts, "_PROBE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(InputError, match=r"no answer within 0\.1 s"):
         RayHosts(f"127.0.0.1:{silent.getsockname()[1]}")
     monkeypatch.setattr(ray_hosts, "_PROBE_SECONDS", 20.0)
     monkeypatch.setattr(ray_hosts, "_PROBE", "raise RuntimeError('Version mismatch: the cluster has another Ray')")
-    with pytest.raises(InputError, match="RuntimeError: Version mismatch"):
-        RayHosts("auto")
+    refuses("RuntimeError: Version mismatch", RayHosts, "auto")
 
 
-def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_is_missing_or_refuses_users_is_reported(ray: fake_ray.FakeRay, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ray, "init", raising(ConnectionError("\nCould not find any running Ray instance.\n")))
+    refuses(r"--ray auto: no Ray cluster .*: Could not find any running Ray instance;", RayHosts, "auto")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UnavailableError, match=r"pip install 'tritongemm\[ray\]'"):
-        RayHosts("auto")
+    fails(UnavailableError, r"pip install 'tritongemm\[ray\]'", RayHosts, "auto")
 
 
-def test_signals_to_stop_stay_the_commands(ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_to_stop_stay_the_commands(ray: fake_ray.FakeRay, monkeypatch: Patch) -> None:
     """Ray takes SIGTERM for itself."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
@@ -166,7 +156,7 @@ def test_signals_to_stop_stay_the_commands(ray: fake_ray.FakeRay, monkeypatch: p
 
 
 def test_actors_do_not_look_for_modules_in_the_current_folder(
-    ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ray: fake_ray.FakeRay, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """Ray has them look first where the job begins."""
     begun: list[Path] = []
@@ -174,9 +164,3 @@ def test_actors_do_not_look_for_modules_in_the_current_folder(
     monkeypatch.setattr(ray, "init", lambda **_: begun.append(Path.cwd()))
     RayHosts("auto").close()
     assert begun == [ROOT] and Path.cwd() == tmp_path
-
-
-def test_ray_that_refuses_users_is_reported(ray: fake_ray.FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "init", raising(ConnectionError("\nCould not find any running Ray instance.\n")))
-    with pytest.raises(InputError, match=r"--ray auto: no Ray cluster .*: Could not find any running Ray instance;"):
-        RayHosts("auto")

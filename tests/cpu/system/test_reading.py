@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import raising
-from tests.support.nouns import InputError, Patch, each
+from tests.support.nouns import Patch, cases, each, refuses
 from tritongemm.system import reading
 from tritongemm.system.reading import RepeatedKeyError, keys_once, open_bytes, read_bytes
 
@@ -35,12 +35,16 @@ def written(path: Path, text: bytes) -> Callable[[], None]:
     return thread.join
 
 
-def test_a_file_and_a_link_to_one(tmp_path: Path) -> None:
+def test_files_links_and_keys_that_repeat(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"text\0\xff")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "empty").touch()
     assert read_bytes(tmp_path / "file") == read_bytes(tmp_path / "link") == b"text\0\xff"
     assert read_bytes(tmp_path / "empty") == b""
+    assert json.loads('{"a": {"b": 1}, "b": 2}', object_pairs_hook=keys_once) == {"a": {"b": 1}, "b": 2}
+    with pytest.raises(RepeatedKeyError) as caught:
+        json.loads('[{"b": 0, "a": 1, "c": 2, "c": 3, "a": 4}]', object_pairs_hook=keys_once)
+    assert caught.value.key == "a"
 
 
 def test_a_named_pipe_is_read_to_its_end(pipe: Path) -> None:
@@ -63,58 +67,42 @@ def test_what_a_command_prints(text: bytes) -> None:
 
 
 def test_a_pipe_without_a_writer_or_with_a_silent_one_is_given_up(pipe: Path) -> None:
-    with pytest.raises(InputError, match=r"pipe is a pipe, and nothing came out of it in 0\.15 s"):
-        read_bytes(pipe)
+    refuses(r"pipe is a pipe, and nothing came out of it in 0\.15 s", read_bytes, pipe)
     descriptor = os.open(pipe, os.O_RDWR)
     try:
-        with pytest.raises(InputError, match=r"nothing came out of it in 0\.3 s"):
-            read_bytes(pipe)
+        refuses(r"nothing came out of it in 0\.3 s", read_bytes, pipe)
     finally:
         os.close(descriptor)
 
 
-@each(
-    ("path", "complaint"),
-    [
-        ("/dev/zero", "/dev/zero is a device or a socket; name a file"),
-        ("/dev/random", "is a device or a socket"),
-        ("/dev", "/dev is a folder; name a file in it"),
-        ("absent", "absent: there is no such file"),
-        ("a" * 300, "can't be read: File name too long"),
-        ("a\0b", "can't be read: embedded null"),
-        ("a\ud800b", "can't be read: "),
-    ],
+@cases(
+    ("/dev/zero", "/dev/zero is a device or a socket; name a file"),
+    ("/dev/random", "is a device or a socket"),
+    ("/dev", "/dev is a folder; name a file in it"),
+    ("absent", "absent: there is no such file"),
+    ("a" * 300, "can't be read: File name too long"),
+    ("a\0b", "can't be read: embedded null"),
+    ("a\ud800b", "can't be read: "),
 )
-def test_what_is_no_file(path: str, complaint: str) -> None:
+def test_what_is_no_file(path: str, complaint: str, /) -> None:
     for read in (read_bytes, open_bytes):
-        with pytest.raises(InputError, match=complaint):
-            read(Path(path))
+        refuses(complaint, read, Path(path))
 
 
 def test_a_file_or_what_a_pipe_gives_may_be_too_large(tmp_path: Path, pipe: Path, monkeypatch: Patch) -> None:
     with (tmp_path / "large").open("wb") as file:
         file.truncate(reading.MOST_BYTES + 1)  # a hole: nothing is on the disk
-    with pytest.raises(InputError, match="has more than 256 MiB"):
-        read_bytes(tmp_path / "large")
+    refuses("has more than 256 MiB", read_bytes, tmp_path / "large")
     descriptor = os.open(pipe, os.O_RDWR)
     try:
         os.set_blocking(descriptor, False)
         os.write(descriptor, b"0" * (1 << 15))
         monkeypatch.setattr(reading, "MOST_BYTES", 1 << 14)
-        with pytest.raises(InputError, match="has more than 0 MiB"):
-            read_bytes(pipe)
+        refuses("has more than 0 MiB", read_bytes, pipe)
     finally:
         os.close(descriptor)
 
 
 def test_a_pipe_that_gives_more_than_there_is_room_for(pipe: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", raising(OSError(28, "No space left on device")))
-    with pytest.raises(InputError, match=r"pipe: what it gives can't be kept: No space left .*; make room there"):
-        open_bytes(pipe)
-
-
-def test_a_key_that_a_json_object_repeats() -> None:
-    assert json.loads('{"a": {"b": 1}, "b": 2}', object_pairs_hook=keys_once) == {"a": {"b": 1}, "b": 2}
-    with pytest.raises(RepeatedKeyError) as caught:
-        json.loads('[{"b": 0, "a": 1, "c": 2, "c": 3, "a": 4}]', object_pairs_hook=keys_once)
-    assert caught.value.key == "a"
+    refuses(r"pipe: what it gives can't be kept: No space left .*; make room there", open_bytes, pipe)

@@ -34,7 +34,7 @@ def leave_behind(place: Path) -> Path:
     return Path(done.stdout.strip()).parent
 
 
-def test_a_folder_is_its_users_alone_and_goes_when_it_is_closed(place: Path) -> None:
+def test_a_folder_is_its_users_alone_and_the_dead_are_swept(place: Path) -> None:
     with TemporaryFolder() as folder:
         (folder / "deep").mkdir()
         assert folder.parent.parent == place and folder.parent.stat().st_mode & 0o777 == 0o700
@@ -42,9 +42,6 @@ def test_a_folder_is_its_users_alone_and_goes_when_it_is_closed(place: Path) -> 
     kept = TemporaryFolder(str(place))
     del kept
     assert list(place.iterdir()) == [], "it is not used any more"
-
-
-def test_the_dead_are_swept_and_the_living_are_not(place: Path) -> None:
     dead = leave_behind(place)
     assert (dead / "files" / "work").exists()
     with TemporaryFolder() as alive:
@@ -61,10 +58,8 @@ def test_nothing_else_is_swept(place: Path) -> None:
     (place / "tritongemm-file1234").touch()
     target = leave_behind(place)
     (place / "elsewhere").mkdir(0o700)
-    elsewhere = target.rename(place / "elsewhere" / "folder")
-    (place / "tritongemm-linked12").symlink_to(elsewhere)
-    open_to_all = leave_behind(place)
-    open_to_all.chmod(0o777)
+    (place / "tritongemm-linked12").symlink_to(target.rename(place / "elsewhere" / "folder"))
+    leave_behind(place).chmod(0o777)
     before = sorted(place.rglob("*"))
     sweep()
     assert sorted(place.rglob("*")) == before

@@ -5,12 +5,11 @@ import time
 from collections import Counter, deque
 from contextlib import closing
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Evaluator, OutputError, Patch, Support, TritonGemmError
+from tests.support.nouns import Evaluator, OutputError, Patch, Support, TritonGemmError, fails
 from tritongemm.tune.device_queue import DeviceQueue
 from tritongemm.tune.free_devices import work_when_free
 
@@ -37,8 +36,7 @@ def test_a_device_that_starts_first_leaves_the_others_their_share(monkeypatch: P
     waiting = threading.Thread(target=lambda: drawn.append(queue.draw(0)))
     waiting.start()
     waiting.join(0.05)
-    assert waiting.is_alive()
-    assert queue.draw(1) == ("b", [1])
+    assert waiting.is_alive() and queue.draw(1) == ("b", [1])
     waiting.join(10)
     assert drawn == [("c", [1])]
 
@@ -176,6 +174,5 @@ def test_who_is_stopped_tries_nothing_more() -> None:
         assert next(outcomes) == (0, 0)
     assert len(begun) < 30
     begun.clear()
-    with pytest.raises(OutputError, match="the disk is full"):
-        deque(work_when_free([FakeEvaluator()], range(30), work, print))
+    fails(OutputError, "the disk is full", deque, work_when_free([FakeEvaluator()], range(30), work, print))
     assert 5 in begun and len(begun) < 30

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import raising
 from tests.support.linear_layers import record
-from tests.support.nouns import Artifact, Capsys, Defaults, Family, Groups, Patch, Record, each, loader, registry
+from tests.support.nouns import Artifact, Capsys, Defaults, Family, Groups, Patch, Record, cases, loader, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.helpers import compile_helper
 from tritongemm.build.pool import BuildPool
@@ -34,21 +34,18 @@ def problem(family: str, scales: str = "", dtype: str = OCP, **changes: Any) -> 
     return made
 
 
-@each(
-    ("of", "granularity", "strides"),
-    [
-        (problem("a8w8"), "row", (1, 1)),
-        (problem("a8w8_blockscale"), "block", (1, 16)),
-        (problem("a8w8_blockscale", "block_rows"), "block", (4, 1)),
-        (problem("a8w8_blockscale", "mx"), "mx", (16, 16)),
-        (problem("a8w8_blockscale", "mx_shuffled"), "mx", (32, 16)),
-        (problem("a4w4_blockscale", dtype=FP4), "mx", (32, 16)),
-        (problem("a8w8", "tensor"), "tensor", (1, 1)),
-        (problem("a8w8", groups=Groups(2)), "", ()),
-        (Problem(16, 256, 512, *matrices("bf16", layout="TN")), "", ()),
-    ],
+@cases(
+    (problem("a8w8"), "row", (1, 1)),
+    (problem("a8w8_blockscale"), "block", (1, 16)),
+    (problem("a8w8_blockscale", "block_rows"), "block", (4, 1)),
+    (problem("a8w8_blockscale", "mx"), "mx", (16, 16)),
+    (problem("a8w8_blockscale", "mx_shuffled"), "mx", (32, 16)),
+    (problem("a4w4_blockscale", dtype=FP4), "mx", (32, 16)),
+    (problem("a8w8", "tensor"), "tensor", (1, 1)),
+    (problem("a8w8", groups=Groups(2)), "", ()),
+    (Problem(16, 256, 512, *matrices("bf16", layout="TN")), "", ()),
 )
-def test_the_kernel_writes_what_the_product_reads(of: Problem, granularity: str, strides: tuple[int, int]) -> None:
+def test_the_kernel_writes_what_the_product_reads(of: Problem, granularity: str, strides: tuple[int, int], /) -> None:
     wanted = Quantization(16, 512, "bf16", of.a.dtype, granularity, strides) if granularity else None
     if granularity == "mx" and wanted and of.a.scaling:
         wanted = replace(wanted, places=scale_places(of.a.scaling.layout))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import SUPPORTED, Capsys, Config, Defaults, InputError, Patch, Target, Trial, registry
+from tests.support.nouns import SUPPORTED, Capsys, Config, Defaults, Patch, Target, Trial, refuses, registry
 from tests.support.racing import CODE, SIZE, TOY, Drop, race
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
@@ -58,18 +58,16 @@ def test_names_on_the_command_line(drop: Drop, monkeypatch: Patch) -> None:
         ("triton,abacus", r"no backend is called 'abacus'; there are: all, .*triton.*hipblaslt"),
         ("toyabsent", "--libtype toyabsent: its headers are absent"),
     ):
-        with pytest.raises(InputError, match=complaint):
-            choose_roster(name, runs=True)
+        refuses(complaint, choose_roster, name, runs=True)
     for name, complaint in (("torch", "on its GPU only"), ("toycode", r"only be compiled \(--compile_only\)")):
-        with pytest.raises(InputError, match=complaint):
-            choose_roster(name, runs=False)
+        refuses(complaint, choose_roster, name, runs=False)
 
 
 def trial(backend: str, index: int, us: float) -> Trial:
     return Trial(Config("t", index, 1, 1, backend=backend), "ok", samples=(us * 1e-6,))
 
 
-def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
+def test_near_copies_and_who_can_not_win_are_represented_by_a_few() -> None:
     libraries = [trial("blaslt", i, 1 + i / 100) for i in range(50)]
     ours = [trial("triton", i, 1 + i / 100) for i in range(50)]
     code = [trial("asm", i, 9) for i in range(9)]
@@ -81,16 +79,10 @@ def test_near_copies_of_one_library_do_not_fill_the_final() -> None:
     assert {t.config.backend for t in rest[:44]} == {"triton"}, "the next in line are ours"
     alone, rest = pick_finalists(ours, 5)
     assert (alone, rest) == (ours[:5], ours[5:])
-
-
-def test_who_cannot_win_is_represented_by_a_few() -> None:
     slow, fast = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 2), ("triton", 1)))
     assert set(pick_finalists([*slow, *fast], 12)[0]) == {*slow[:3], *fast[:7]}
     fast, slow = ([trial(name, i, us + i / 100) for i in range(20)] for name, us in (("blaslt", 1), ("triton", 2)))
     assert set(pick_finalists([*slow, *fast], 12)[0]) == {*fast[:7], *slow[:3]}
-
-
-def test_a_librarys_best_and_its_own_choice_race() -> None:
     alike = [trial("blaslt", i, 1 + i / 10000) for i in range(50)]
     first, _ = pick_finalists(alike, 12)
     assert first == alike[:LIBRARY_PLACES]
@@ -119,8 +111,7 @@ def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None
     record = store.record(SIZE)
     assert record and (record.winner, record.config.block_m) == ("toycode", 1)
     assert "toybroken does not race: ZeroDivisionError: no headers" in said
-    assert "blaslt does not race: blaslt lacks a symbol" in said
-    assert "toycode brings 3 candidates" in said
+    assert "blaslt does not race: blaslt lacks a symbol" in said and "toycode brings 3 candidates" in said
 
 
 def test_without_triton_its_space_is_not_searched(drop: Drop, tmp_path: Path) -> None:
@@ -170,8 +161,7 @@ def test_bad_rows_of_a_manifest_cost_themselves(
     # What can't be checked without a GPU says so; a kernel that no manifest has any more costs its row.
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
-    assert tune.main(argv) == 1
-    assert "only a GPU can check a kernel of asm" in capsys.readouterr().out
+    assert tune.main(argv) == 1 and "only a GPU can check a kernel of asm" in capsys.readouterr().out
     found = prepare.prepare_launches(
         [record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder())
     )
@@ -195,8 +185,7 @@ def test_a_bad_manifest_costs_its_backend(drop: Drop, text: str | None, tmp_path
         path.write_text(text)
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
     failures, store, said = race(tmp_path, ("asm", "toycode"))
-    assert failures == {} and store.record(SIZE)
-    assert f"asm does not race: {path}: " in said
+    assert failures == {} and store.record(SIZE) and f"asm does not race: {path}: " in said
 
 
 def without_dot_scaled(target: Target) -> Target:

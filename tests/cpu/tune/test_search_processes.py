@@ -12,7 +12,7 @@ import pytest
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, each, matrices
+from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, each, heavy, matrices
 from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
 from tritongemm.build.prepare import compile_job
@@ -58,9 +58,7 @@ def work_as(monkeypatch: Patch, worker: type) -> None:
     monkeypatch.setattr(SearchProcess, "ROLE", f"{worker.__module__}:{worker.__name__}")
 
 
-@pytest.mark.parametrize(
-    ("worker", "processes"), [(WorkerKilledOnce, 2), pytest.param(WorkerKilledAlways, 1, marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize(("worker", "processes"), [(WorkerKilledOnce, 2), heavy(WorkerKilledAlways, 1)])
 def test_a_process_that_is_killed_costs_no_problem(
     tmp_path: Path, monkeypatch: Patch, worker: type, processes: int
 ) -> None:
@@ -89,7 +87,7 @@ ALL = pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledL
 
 @pytest.mark.parametrize(
     ("strategy", "worker", "shares"),
-    [*QUICK, *(pytest.param(*case, marks=pytest.mark.heavy) for case in ALL if case not in QUICK)],
+    [*QUICK, *(heavy(*case) for case in ALL if case not in QUICK)],
 )
 def test_a_search_asks_for_the_same_wherever_it_runs(
     tmp_path: Path, monkeypatch: Patch, strategy: str, worker: type, shares: bool
@@ -156,8 +154,7 @@ def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: Patch) -> N
     assert [Planner.for_problems(*counts).width for counts in ((3, 99), (99, 1), (4, 99), (99, 4))] == [1, 1, 4, 2]
     made.clear()
     planning = Planner(len(PROBLEMS))
-    found = next(planning.plan(jobs(tmp_path)))
-    search = found.begin((), ())
+    search = next(planning.plan(jobs(tmp_path))).begin((), ())
     next(search)
     planning.close()
     assert len(made) == len(PROBLEMS) and not any(child.alive for child in made), "who wants no more leaves none"
@@ -209,13 +206,10 @@ def _sent(search: Search) -> list[Config] | None:
         return None
 
 
-def test_what_can_not_be_planned_is_reported_as_if_it_were_planned_here(tmp_path: Path) -> None:
+def test_what_can_not_be_planned_or_computed_is_reported_as_here(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="can't be written"), closing(Planner(2)) as planning:
         list(planning.plan(jobs(tmp_path / "file")))
-
-
-def test_a_size_that_no_template_computes_has_an_empty_batch(tmp_path: Path) -> None:
     limits = SearchLimits(templates=("stream_k",))  # which computes no batches
     with closing(Planner(1)) as planning:
         (found,) = planning.plan([SearchJob(Problem(16, 64, 128, batch=2), GFX942, tmp_path, "triton", limits)])

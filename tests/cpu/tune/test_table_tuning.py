@@ -15,6 +15,7 @@ from tests.support import reports
 from tests.support.evaluators import FakeEvaluator
 from tests.support.nouns import BASELINE_ENTRY, Artifact, Config, Problem, RaceResult, SearchLimits, Trial, matrices
 from tests.support.stores import TOOLS, take
+from tests.support.tables import apart
 from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.measure.invariance import Invariance
 from tritongemm.report.console import Reporter
@@ -43,8 +44,7 @@ OPTIONS = TuningOptions(Path("unused"), backends=("triton", "blaslt"), toolchain
 
 def seconds_of(config: Config, m: int) -> float:
     """As a library's persistent kernels take it: full waves of tiles, and the sides of each to read."""
-    tiles = -(-m // config.block_m) * -(-SPAN.problem.n // config.block_n)
-    waves = -(-tiles // TARGET.compute_units)
+    waves = -(-(-(-m // config.block_m) * -(-SPAN.problem.n // config.block_n)) // TARGET.compute_units)
     return 6e-6 + 1e-9 * waves * (config.block_m * config.block_n + 90 * (config.block_m + config.block_n)) / 2
 
 
@@ -136,8 +136,7 @@ def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None
         for m in range(1, HIGH + 1):
             row = table.row_of(m)
             assert row is not None, m
-            library = choice_of_the_library(m)
-            served = library if row.record.winner == "torch" else row.record.config
+            served = choice_of_the_library(m) if row.record.winner == "torch" else row.record.config
             regrets.append(seconds_of(served, m) / min(seconds_of(c, m) for c in TILES) - 1)
         assert fmean(regrets) < 0.01 and sorted(regrets)[int(0.9 * HIGH)] < 0.03 and max(regrets) < 0.12
         records = table.records()
@@ -184,8 +183,7 @@ def test_a_run_that_goes_on_measures_nothing_twice(path: Path) -> None:
         assert evaluator.races and len(evaluator.races) == len(set(evaluator.races))
         store.merge([SPAN.at(m) for m in SPAN.ladder()])
     with searched(path, evaluator) as store:
-        assert make_table(store, evaluator).records() == first
-        assert not evaluator.races
+        assert make_table(store, evaluator).records() == first and not evaluator.races
 
 
 def test_all_rows_of_an_invariant_table_have_the_bits_of_most(path: Path) -> None:
@@ -206,20 +204,17 @@ def test_a_product_without_results_has_no_table(path: Path) -> None:
         assert make_table(store, evaluator).rows == {} and not evaluator.races
 
 
-@pytest.mark.parametrize(
-    ("gain", "start", "share", "winner"),
-    [
-        (1.02, 1.02, 0.97, "torch"),
-        (1.2, 1.2, 0.97, "torch"),
-        (1.2, 1.2, 1.18, "blaslt"),
-        (1.0, 1.0, 1.0, "blaslt"),
-        (1.0, 1.0, 0.995, "torch"),
-        (1.2, 0.98, 1.1, "torch"),
-        (1.9, 0.99, 1.0, "blaslt"),  # a step of the library's time is no gain that is lost
-    ],
+@apart(
+    (1.02, 1.02, 0.97, "torch"),
+    (1.2, 1.2, 0.97, "torch"),
+    (1.2, 1.2, 1.18, "blaslt"),
+    (1.0, 1.0, 1.0, "blaslt"),
+    (1.0, 1.0, 0.995, "torch"),
+    (1.2, 0.98, 1.1, "torch"),
+    (1.9, 0.99, 1.0, "blaslt"),  # a step of the library's time is no gain that is lost
 )
 def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
-    path: Path, gain: float, start: float, share: float, winner: str
+    gain: float, start: float, share: float, winner: str, /, path: Path
 ) -> None:
     """The library serves where it was faster there or at the least M, or the gain is what was lost there on average."""
     with searched(path, ScriptedEvaluator()) as store:
@@ -233,8 +228,7 @@ def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
     )
     table = MTable(1, {m: MeasuredM(record, {record.config: 1e-5})}, {m - 1: between}, {1: least})
     (served,) = table.records()
-    assert served.winner == winner
-    assert served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)
+    assert served.winner == winner and served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)
 
 
 def test_the_library_serves_up_to_a_step_of_its_time_inside_a_range() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
+from tests.support.nouns import Capsys, Patch
 from tests.support.stores import TOOLS, record, take
 from tests.support.tables import each
 from tritongemm.core.artifact import Artifact
@@ -39,11 +40,20 @@ from tritongemm.workloads.m_spans import MSpan
 LINE = ["BUILDING", "SEARCHING", "BUILDING", "SEARCHING", "WAITING", "RACING", "DONE"]
 
 
-def test_a_size_goes_down_the_line() -> None:
+def test_a_size_goes_down_the_line_or_fails_anywhere_and_its_first_reason_counts() -> None:
     task = Task(Problem(1, 2, 3))
     for name in LINE:
         task.move_to(TaskState[name])
     assert task.finished
+    task = Task(Problem(1, 2, 3), TaskState.RACING)
+    task.fail("its operands do not fit")
+    task.fail("and more")
+    task.move_to(TaskState.FAILED)
+    assert task.finished and task.failure == "its operands do not fit"
+    task, config = Task(Problem(1, 2, 3)), Config("tile", 16, 16, 16)
+    task.add_trial(Trial(config, "ok", samples=(2e-6,)))
+    task.add_trial(Trial(Config("tile", 16, 16, 32), "wrong", samples=(1e-6,)))
+    assert task.best.seconds == 2e-6
 
 
 @each(("state", "wrong"), [("QUEUED", "RACING"), ("BUILDING", "DONE"), ("DONE", "BUILDING")])
@@ -52,21 +62,6 @@ def test_it_does_not_jump(state: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=f"1x2x3_fp16_TT can't go from {TaskState[state].value} to"):
         task.move_to(TaskState[wrong])
     assert task.state is TaskState[state]
-
-
-def test_it_can_fail_anywhere_and_the_first_reason_counts() -> None:
-    task = Task(Problem(1, 2, 3), TaskState.RACING)
-    task.fail("its operands do not fit")
-    task.fail("and more")
-    task.move_to(TaskState.FAILED)
-    assert task.finished and task.failure == "its operands do not fit"
-
-
-def test_the_best_time_is_of_trials_that_passed() -> None:
-    task, config = Task(Problem(1, 2, 3)), Config("tile", 16, 16, 16)
-    task.add_trial(Trial(config, "ok", samples=(2e-6,)))
-    task.add_trial(Trial(Config("tile", 16, 16, 32), "wrong", samples=(1e-6,)))
-    assert task.best.seconds == 2e-6
 
 
 NAME = "E=8,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
@@ -148,8 +143,8 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
     microseconds: dict[int, tuple[float | None, ...]],
     chosen: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capsys,
 ) -> None:
     class Race:
         """A run whose sizes take the times of their order, and fail where there is none."""
@@ -170,16 +165,12 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
     options, watcher = TuningOptions(tmp_path, invariance=invariance), SimpleNamespace(say=print)
     store = SimpleNamespace(record=lambda _: None, beside=lambda _: [])
     run: Any = SimpleNamespace(options=options, evaluators=HERE, pool=None, watcher=watcher, store=store)
-    every = [NARROW.at(m) for m in (1, 16, 64, 1024, 4096)] + [other]
-    order_choice.choose(run, every, take)
-    assert str(invariance.order(NARROW.at(777))) == chosen
-    assert invariance.order(other) == ORDERS[0]
+    order_choice.choose(run, [NARROW.at(m) for m in (1, 16, 64, 1024, 4096)] + [other], take)
+    assert str(invariance.order(NARROW.at(777))) == chosen and invariance.order(other) == ORDERS[0]
     assert f"order {chosen}; least speed at M 1, 16, 64, 1024, 4096: 1x8192 " in capsys.readouterr().out
 
 
-def test_orders_are_compared_where_one_is_expected_to_lose_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orders_are_compared_where_one_is_expected_to_lose_most(tmp_path: Path, monkeypatch: Patch) -> None:
     """Beside M that are spread evenly: at M apart from each other where the model expects the largest differences."""
     slow = {(144, 4096): 1.3, (192, 8192): 1.2, (320, 4096): 1.1, (704, 2048): 1.02}
     monkeypatch.setattr(
@@ -189,8 +180,7 @@ def test_orders_are_compared_where_one_is_expected_to_lose_most(
     span = MSpan(NARROW, 1, 2048)
     every = [span.at(m) for m in (*span.ladder(), *span.between())]
     (sizes,) = order_choice._compared(run, list(dict.fromkeys(every)), {NARROW: ORDERS}).values()
-    even = {1, 4, 24, 96, 448, 2048}
-    assert {p.m for p in sizes} == even | {144, 320}
+    assert {p.m for p in sizes} == {1, 4, 24, 96, 448, 2048} | {144, 320}
 
 
 def test_an_order_is_chosen_by_the_time_of_a_workloads_calls() -> None:
@@ -208,11 +198,8 @@ def test_an_order_is_chosen_by_the_time_of_a_workloads_calls() -> None:
     assert [order_choice.choose_order(gains, (1, 1), every) for every in (True, False)] == [1, 0]
 
 
-def test_a_run_without_time_for_races_says_what_it_did_not_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    invariance = Invariance({NARROW: ORDERS})
-    options = TuningOptions(tmp_path, seconds=79, invariance=invariance)
+def test_a_run_without_time_for_races_says_what_it_did_not_compare(tmp_path: Path, capsys: Capsys) -> None:
+    options = TuningOptions(tmp_path, seconds=79, invariance=Invariance({NARROW: ORDERS}))
     store, watcher = SimpleNamespace(record=lambda _: None, beside=lambda _: []), SimpleNamespace(say=print)
     run: Any = SimpleNamespace(options=options, evaluators=HERE, watcher=watcher, store=store)
     order_choice.choose(run, [NARROW], take)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.nouns import Defaults, InputError, Patch, each
+from tests.support.nouns import Defaults, InputError, Patch, cases
 from tritongemm.workloads import meta_model
 from tritongemm.workloads.architectures import ARCHITECTURES
 from tritongemm.workloads.layer_weights import OUTER_NAMES, join_weights
@@ -59,7 +59,8 @@ def layers_of(values: dict[str, Any], tp: int = 1) -> dict[str, tuple[int, int, 
     return {one.name.removeprefix("layers.*."): (one.n, one.k, one.groups, n) for one, n in found.items()}
 
 
-def test_experts_by_the_name_that_transformers_writes() -> None:
+def test_infinities_and_experts_are_read_as_transformers_writes_them() -> None:
+    assert layers_of(BAMBA | {"time_step_limit": [0.0, {"__float__": "Infinity"}]}) == layers_of(BAMBA)
     found = layers_of(QWEN3_MOE, 8)
     assert found == {
         "self_attn.qkv_proj": ((4 + 2) * 128, 2048, 1, 2), "self_attn.o_proj": (2048, 512, 1, 2),
@@ -100,29 +101,21 @@ def test_the_table_agrees_with_the_models(name: str) -> None:
     assert joined[0] == joined[1] and len(joined[0]) > 10
 
 
-@each(
-    ("values", "complaint"),
-    [
-        ({"architectures": ["pipeline"]}, "names 'pipeline'; the installed transformers has no such class"),
-        ({"architectures": ["_" + "x" * 300]}, "tritongemm capture records"),
-        (QWEN3_MOE | {"hidden_size": "wide"}, r"transformers [\d.]+ can't build Qwen3MoeForCausalLM: .*hidden_size"),
-        (BAMBA | {"time_step_limit": "all"}, "BambaForCausalLM: .*'time_step_limit'.*'all'"),
-        (QWEN3_MOE | {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 20000, not 10000000"),
-        (QWEN3_MOE | {"kv_lora_rank": 512}, "kv_lora_rank = 512 changes the sizes in a way that is not"),
-        (SMALL | {"architectures": ["Gemma3ForConditionalGeneration"]}, "does not read hidden_size = 64 where"),
-    ],
+@cases(
+    ({"architectures": ["pipeline"]}, "names 'pipeline'; the installed transformers has no such class"),
+    ({"architectures": ["_" + "x" * 300]}, "tritongemm capture records"),
+    (QWEN3_MOE | {"hidden_size": "wide"}, r"transformers [\d.]+ can't build Qwen3MoeForCausalLM: .*hidden_size"),
+    (BAMBA | {"time_step_limit": "all"}, "BambaForCausalLM: .*'time_step_limit'.*'all'"),
+    (QWEN3_MOE | {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 20000, not 10000000"),
+    (QWEN3_MOE | {"kv_lora_rank": 512}, "kv_lora_rank = 512 changes the sizes in a way that is not"),
+    (SMALL | {"architectures": ["Gemma3ForConditionalGeneration"]}, "does not read hidden_size = 64 where"),
 )  # fmt: skip
-def test_what_can_not_be_built(values: dict[str, Any], complaint: str) -> None:
+def test_what_can_not_be_built(values: dict[str, Any], complaint: str, /) -> None:
     with pytest.raises(InputError, match=complaint) as caught:
         layers_of(values)
     assert "config.json" in str(caught.value) and ("tritongemm capture" in str(caught.value)) != (
         "at most" in complaint
     )
-
-
-def test_an_infinity_is_read_as_transformers_writes_it() -> None:
-    written = BAMBA | {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
-    assert layers_of(written) == layers_of(BAMBA)
 
 
 def test_a_file_selects_no_code(monkeypatch: Patch) -> None:

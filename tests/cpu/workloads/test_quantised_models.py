@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cpu.workloads import test_model_sizes as model_sizes
 from tests.support.model_configs import without_transformers  # noqa: F401
-from tests.support.nouns import Defaults, InputError, each
+from tests.support.nouns import Defaults, cases, each, refuses
 from tritongemm.workloads.model_sizes import ModelSizes, from_model
 
 DEEPSEEK_V3: dict[str, Any] = model_sizes.DEEPSEEK_V3 | {
@@ -74,52 +72,53 @@ INT4, NVFP4 = "bf16-int4-bf16_TN_a16w4", "bf16-fp4e2m1-bf16_TN_a16w4_weight_16"
 FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8_tensor"
 
 
-@each(
-    ("quantised", "key"),
-    [
-        (compressed("float", ("block", "group")), f"{FP8}_blockscale"),
-        (compressed("float", ("channel", "token")), FP8),
-        (compressed("float", ("tensor", "tensor")), BY_TENSOR),
-        (compressed("int", ("channel", "token")), "int8-int8-bf16_TN_a8w8"),
-        (compressed("int", ("block", "group")), "bf16_TN"),
-        (compressed("float", ("block", "group"), block_structure=[64, 64]), "bf16_TN"),
-        (compressed("float", ("channel", "token"), num_bits=4), "bf16_TN"),
-        (compressed("int", ("channel", "token"), symmetric=False), "bf16_TN"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, BY_TENSOR),
-        ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, BY_TENSOR),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, NVFP4),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "bf16_TN"),
-        (int4(type="float", strategy="tensor_group", group_size=16), NVFP4),
-        (compressed("float", ("tensor_group", "tensor_group"), num_bits=4, group_size=16), NVFP4),
-        (int4(type="float", strategy="tensor_group", group_size=32), "bf16_TN"),
-        ({"quant_method": "fbgemm_fp8"}, FP8),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, BY_TENSOR),
-        (int4(), f"{INT4}_weight_128"),
-        (int4(strategy="channel"), f"{INT4}_weight_128"),
-        (int4(group_size=16), "bf16_TN"),
-        (int4(actorder="group"), "bf16_TN"),
-        (int4(type="float"), "bf16_TN"),
-        (GPTQ, f"{INT4}_weight_64"),
-        (GPTQ | {"desc_act": True}, "bf16_TN"),
-        (GPTQ | {"bits": 8}, "bf16_TN"),
-        (AWQ, f"{INT4}_weight_128"),
-        (AWQ | {"zero_point": True}, f"{INT4}_weight_128_zeros"),
-        (int4(symmetric=False, group_size=96), f"{INT4}_weight_32_zeros"),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "bf16_TN"),
-    ],
+@cases(
+    (compressed("float", ("block", "group")), f"{FP8}_blockscale"),
+    (compressed("float", ("channel", "token")), FP8),
+    (compressed("float", ("tensor", "tensor")), BY_TENSOR),
+    (compressed("int", ("channel", "token")), "int8-int8-bf16_TN_a8w8"),
+    (compressed("int", ("block", "group")), "bf16_TN"),
+    (compressed("float", ("block", "group"), block_structure=[64, 64]), "bf16_TN"),
+    (compressed("float", ("channel", "token"), num_bits=4), "bf16_TN"),
+    (compressed("int", ("channel", "token"), symmetric=False), "bf16_TN"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, BY_TENSOR),
+    ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, BY_TENSOR),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, NVFP4),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "bf16_TN"),
+    (int4(type="float", strategy="tensor_group", group_size=16), NVFP4),
+    (compressed("float", ("tensor_group", "tensor_group"), num_bits=4, group_size=16), NVFP4),
+    (int4(type="float", strategy="tensor_group", group_size=32), "bf16_TN"),
+    ({"quant_method": "fbgemm_fp8"}, FP8),
+    ({"quant_method": "fp8", "activation_scheme": "static"}, BY_TENSOR),
+    (int4(), f"{INT4}_weight_128"),
+    (int4(strategy="channel"), f"{INT4}_weight_128"),
+    (int4(group_size=16), "bf16_TN"),
+    (int4(actorder="group"), "bf16_TN"),
+    (int4(type="float"), "bf16_TN"),
+    (GPTQ, f"{INT4}_weight_64"),
+    (GPTQ | {"desc_act": True}, "bf16_TN"),
+    (GPTQ | {"bits": 8}, "bf16_TN"),
+    (AWQ, f"{INT4}_weight_128"),
+    (AWQ | {"zero_point": True}, f"{INT4}_weight_128_zeros"),
+    (int4(symmetric=False, group_size=96), f"{INT4}_weight_32_zeros"),
+    ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "bf16_TN"),
 )
-def test_quantised_as_tools_write_it(tmp_path: Path, quantised: dict[str, Any], key: str) -> None:
+def test_quantised_as_tools_write_it(quantised: dict[str, Any], key: str, /, tmp_path: Path) -> None:
     found = sizes_of(tmp_path, LLAMA | {"quantization_config": quantised})
     keys = {row.callers[0]: row.problem.key.partition("_")[2] for row in found.rows}
     assert keys.pop("lm_head") == "bf16_TN" and set(keys.values()) == {key}
     assert ("the sizes are right, but" in found.remarks[-1]) == (key == "bf16_TN")
 
 
-def test_factors_of_int4_are_of_the_models_type(tmp_path: Path) -> None:
+def test_factors_of_int4_and_blocks_of_other_sizes(tmp_path: Path) -> None:
     found = sizes_of(tmp_path, LLAMA | {"torch_dtype": "float16", "quantization_config": GPTQ})
     keys = {row.problem.key.partition("_")[2] for row in found.rows}
     assert keys == {"fp16_TN", "fp16-int4-fp16_TN_a16w4_weight_64_fp16"}
     assert "its weights are int4 (gptq), family a16w4 --scales weight_64" in found.remarks[-1]
+    config = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]}}
+    assert any("quantised (fp8)" in text for text in sizes_of(tmp_path, config).remarks)
+    wrong = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}}
+    refuses("modules_to_not_convert must be a list of names", sizes_of, tmp_path, wrong)
 
 
 @each("pattern", ["re:.*self_attn.*", "*.self_attn*", "re:model[.]layers[.]\\d+[.]self_attn", "self_attn"])
@@ -133,8 +132,7 @@ def test_ignored_modules_are_named_in_several_ways(tmp_path: Path, pattern: str)
 @each("pattern", ["re:(a+)+$", "re:" + "x" * 300, "*" * 50, "re:["])
 def test_an_expression_can_not_stop_the_run(tmp_path: Path, pattern: str) -> None:
     quantised = compressed("float", ("channel", "token")) | {"ignore": [pattern]}
-    with pytest.raises(InputError, match="quantization_config ignores"):
-        sizes_of(tmp_path, LLAMA | {"quantization_config": quantised})
+    refuses("quantization_config ignores", sizes_of, tmp_path, LLAMA | {"quantization_config": quantised})
 
 
 @each("said", [Defaults.of("bf16"), Defaults(family="a8w8")])
@@ -144,15 +142,7 @@ def test_the_users_word_goes_before_the_files(tmp_path: Path, said: Defaults) ->
     assert any("quantised (fp8)" in text for text in found.remarks)
 
 
-def test_blocks_of_other_sizes_are_named(tmp_path: Path) -> None:
-    config = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]}}
-    assert any("quantised (fp8)" in text for text in sizes_of(tmp_path, config).remarks)
-    wrong = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}}
-    with pytest.raises(InputError, match="modules_to_not_convert must be a list of names"):
-        sizes_of(tmp_path, wrong)
-
-
-def test_experts_are_products_of_groups(tmp_path: Path) -> None:
+def test_experts_are_products_of_groups_without_their_biases(tmp_path: Path) -> None:
     """The rows of a call are those of all tokens' experts."""
     rows = [row for row in sizes_of(tmp_path, DEEPSEEK_V3).rows if row.problem.groups is not None]
     assert [(r.problem.m, r.problem.n, r.problem.k) for r in rows] == [
@@ -160,9 +150,6 @@ def test_experts_are_products_of_groups(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert {(r.problem.group_count, r.count, r.operation) for r in rows} == {(256, 58, "grouped_mm")}
     assert rows[0].callers == ("layers.*.mlp.experts.gate_up_proj",)
-
-
-def test_experts_with_biases_are_products_without(tmp_path: Path) -> None:
     names = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     quantised = {"quant_method": "mxfp4", "modules_to_not_convert": names}
     found = sizes_of(tmp_path, GPT_OSS | {"quantization_config": quantised})

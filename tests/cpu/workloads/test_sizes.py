@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import raising
 from tests.support.linear_layers import problem, record
-from tests.support.nouns import Format, Groups, InputError, Patch, Problem, each, matrices, registry
+from tests.support.nouns import Format, Groups, InputError, Patch, Problem, cases, each, matrices, refuses, registry
 from tests.support.plugins import dropped
 from tritongemm.formats import Defaults, FormatRow
 from tritongemm.workloads import sizes
@@ -23,7 +23,7 @@ def test_options() -> None:
     ]
 
 
-def test_what_can_not_be_read(tmp_path: Path) -> None:
+def test_what_can_not_be_read(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "empty.yaml").write_text(" \n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "table.csv").write_text("a,b,c\n")
@@ -36,15 +36,10 @@ def test_what_can_not_be_read(tmp_path: Path) -> None:
         "table.csv": "line 1 names no column M, N, K",
         "words.txt": r"is in no known format .*a line for each, such as - {M: 4096, N: 4096, K: 8192}",
     }.items():
-        with pytest.raises(InputError, match=complaint):
-            sizes.from_file(tmp_path / name, Defaults())
-
-
-def test_unreadable_file(tmp_path: Path, monkeypatch: Patch) -> None:
+        refuses(complaint, sizes.from_file, tmp_path / name, Defaults())
     (tmp_path / "sizes.yaml").touch()
     monkeypatch.setattr(os, "open", raising(PermissionError(13, "Permission denied")))
-    with pytest.raises(InputError, match=r"sizes\.yaml can't be read: Permission denied"):
-        sizes.from_file(tmp_path / "sizes.yaml", Defaults())
+    refuses(r"sizes\.yaml can't be read: Permission denied", sizes.from_file, tmp_path / "sizes.yaml", Defaults())
 
 
 def test_a_format_is_one_file(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -88,12 +83,17 @@ def row(m: int, n: int = 6144, k: int = 4096, count: float = 1.0) -> FormatRow:
     return FormatRow(Problem(m, n, k, *matrices("bf16", layout="TN")), count=count)
 
 
-def test_products_are_grouped_and_their_m_ranked_by_work() -> None:
+def test_products_of_weights_are_grouped_and_their_m_ranked_by_work() -> None:
     rows = [row(16, count=100), row(512, count=2), row(7, n=1024), row(16, count=5), row(1, count=1000)]
     wide, narrow = group_spans(rows)
     assert (wide.problem, wide.low, wide.high, wide.wanted) == (WIDE, 1, 512, (1, 16, 512))
     assert (narrow.problem.n, narrow.low, narrow.high, narrow.wanted) == (1024, 1, 7, (7,))
     assert [(s.low, s.high, s.wanted) for s in group_spans(rows, (2, 100))] == [(2, 100, (16,)), (2, 100, (7,))]
+    rows = [row(16, count=10), row(16, n=8, k=8, count=10), row(1, n=1024, count=10)]
+    kept, small = drop_small(rows)
+    assert kept == [rows[0], rows[2]]
+    assert [(p.n, p.k) for p in small] == [(8, 8)] and 0 < min(small.values()) < 0.001
+    assert drop_small(rows[1:2]) == (rows[1:2], {})
 
 
 def test_what_is_searched_is_measured_and_the_ladder_is_within_the_span() -> None:
@@ -104,14 +104,6 @@ def test_what_is_searched_is_measured_and_the_ladder_is_within_the_span() -> Non
         assert set(span.wanted) <= set(ladder)
         assert ladder == sorted(set(ladder)) and low == ladder[0] and ladder[-1] == high
     assert {8, 16, 24, 32, 40, 48, 56, 64} <= set(MSpan(WIDE, 1, 64).ladder())
-
-
-def test_a_product_of_no_weight_is_left_out() -> None:
-    rows = [row(16, count=10), row(16, n=8, k=8, count=10), row(1, n=1024, count=10)]
-    kept, small = drop_small(rows)
-    assert kept == [rows[0], rows[2]]
-    assert [(p.n, p.k) for p in small] == [(8, 8)] and 0 < min(small.values()) < 0.001
-    assert drop_small(rows[1:2]) == (rows[1:2], {})
 
 
 def test_rows_of_groups_are_spread_as_at_the_next_captured_m() -> None:
@@ -143,39 +135,30 @@ LLAMA = [
 ]
 
 
-def test_siblings_are_of_one_module() -> None:
+def test_siblings_are_of_one_module_joined_and_of_one_size() -> None:
     names = ["a.q_proj", "a.k_proj", "b.v_proj", "w3", "w1", "b.mlp.up_proj", "b.mlp.gate_proj", "b.gate_proj"]
     assert find_siblings(names) == [("w1", "w3"), ("b.mlp.gate_proj", "b.mlp.up_proj")]
-
-
-def test_rows_of_siblings_are_joined_and_share_their_rows_calls() -> None:
     qkv, mlp = join_rows(LLAMA)
     assert (qkv.row.problem, qkv.row.count) == (problem(16, 96, 64), 20)
     assert qkv.row.callers == tuple(ATTENTION + name for name in ("q_proj", "k_proj", "v_proj"))
     assert [p.n for p in qkv.parts] == [64, 16, 16]
     assert (mlp.row.problem, mlp.row.count, [p.n for p in mlp.parts]) == (problem(16, 448, 64), 20, [224, 224])
-
-
-@each(
-    "changed",
-    [
-        layer_row(17, 224, 64, 1, MLP + "gate_proj"),
-        layer_row(16, 224, 96, 1, MLP + "gate_proj"),
-        layer_row(16, 224, 64, 1, MLP + "gate_proj", bias="n"),
-        layer_row(16, 224, 64, 1, MLP + "gate_proj", bias="m"),
-        replace(
-            LLAMA[2],
-            problem=replace(LLAMA[2].problem, b=LLAMA[2].problem.b._replace(row_major=True)),
-            callers=(MLP + "gate_proj",),
-        ),
-    ],
-)
-def test_unlike_rows_are_not_joined(changed: FormatRow) -> None:
-    assert join_rows([changed, replace(LLAMA[2], callers=(MLP + "up_proj",))]) == []
-
-
-def test_a_layer_of_two_sizes_is_not_joined() -> None:
     assert join_rows([LLAMA[2], layer_row(16, 448, 64, 1, MLP + "gate_proj")]) == []
+
+
+@cases(
+    layer_row(17, 224, 64, 1, MLP + "gate_proj"),
+    layer_row(16, 224, 96, 1, MLP + "gate_proj"),
+    layer_row(16, 224, 64, 1, MLP + "gate_proj", bias="n"),
+    layer_row(16, 224, 64, 1, MLP + "gate_proj", bias="m"),
+    replace(
+        LLAMA[2],
+        problem=replace(LLAMA[2].problem, b=LLAMA[2].problem.b._replace(row_major=True)),
+        callers=(MLP + "gate_proj",),
+    ),
+)
+def test_unlike_rows_are_not_joined(changed: FormatRow, /) -> None:
+    assert join_rows([changed, replace(LLAMA[2], callers=(MLP + "up_proj",))]) == []
 
 
 def test_what_joining_saves_is_counted_where_it_is_faster() -> None:

@@ -97,5 +97,4 @@ def _check(scale: Tensor, shape: tuple[int, int], lead: int) -> None:
 def _product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor) -> Tensor:
     k = a.shape[1]
     left = a.double() * of_a.double().repeat_interleave(BLOCK, 1)[:, :k]
-    right = b.T.double() * of_b.double().repeat_interleave(BLOCK, 1)[:, :k]
-    return left @ right.T
+    return left @ (b.T.double() * of_b.double().repeat_interleave(BLOCK, 1)[:, :k]).T

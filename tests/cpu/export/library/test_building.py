@@ -50,11 +50,11 @@ def test_a_file_of_results_becomes_a_library(tmp_path: Path, monkeypatch: Patch,
         kernel = entries[record.config].kernel
         assert kernel is not None and kernel.toolchain["triton"] == settings.version("triton")
         for at, launch in zip(libraries.all_launches(kernel.launches), _launches(record), strict=True):
-            assert at == replace(launch, path="")
-            assert library.read_code(kernel) == launch.read_code()
+            assert at == replace(launch, path="") and library.read_code(kernel) == launch.read_code()
 
 
-def test_what_no_library_can_hold_is_left_out_with_the_reason() -> None:
+def test_what_no_library_can_hold_or_its_reader_refuses_is_left_out(monkeypatch: Patch) -> None:
+    """Here launches of another range of M."""
     named = replace(RANGE, target=""), replace(RANGE, winner="absent", config=replace(TILE, backend="absent"))
     refused = replace(RANGE, target="sm1"), replace(RANGE, config=replace(TILE, block_m=24))
     built = building.build([*named, *refused, LOST], HERE)
@@ -62,10 +62,6 @@ def test_what_no_library_can_hold_is_left_out_with_the_reason() -> None:
     reasons = [reason for _, reason in built.left_out]
     assert [any(word in reason for reason in reasons) for word in ("names no target", "absent", "sm1", "power of two")]
     assert len(reasons) == 4
-
-
-def test_an_entry_that_its_reader_refuses_is_not_written(monkeypatch: Patch) -> None:
-    """Here launches of another range of M."""
     wider = replace(RANGE, m_from=4)
     monkeypatch.setattr(building, "_can_be_held", lambda _: replace(libraries.entry(RANGE, b"code"), record=wider))
     built = building.build([wider], HERE)

@@ -66,21 +66,18 @@ def test_the_same_code_object_holds_and_another_one_or_launch_has_moved(pool: Bu
     assert found[8][1].startswith("it states the order 2x32, and its kernel adds up in the order ")
 
 
-def test_nothing_is_compiled_for_what_can_not_have_moved(
+def test_results_of_other_gpus_are_foreign_and_nothing_is_compiled_in_vain(
     pool: BuildPool, entry: LibraryEntry, monkeypatch: Patch
 ) -> None:
     """The text, the options and the compiler are the same, and the cache is empty."""
-    monkeypatch.setattr(pool.cache, "get", lambda digest: None)
-    monkeypatch.setattr(pool, "stream", lambda jobs: iter([] if not list(jobs) else [1 / 0]))
-    assert states(pool, Claim(entry.record, entry.kernel)) == [("holds", "")]
-
-
-def test_results_of_other_gpus_are_foreign(pool: BuildPool) -> None:
     others = Claim(replace(SIZE, target="gfx942")), Claim(replace(SIZE, compute_units=80))
     assert states(pool, *others, here=HERE) == [
         ("foreign", "for gfx942; this GPU is sm90"),
         ("foreign", f"for 80 compute units; this GPU has {UNITS}"),
     ]
+    monkeypatch.setattr(pool.cache, "get", lambda digest: None)
+    monkeypatch.setattr(pool, "stream", lambda jobs: iter([] if not list(jobs) else [1 / 0]))
+    assert states(pool, Claim(entry.record, entry.kernel)) == [("holds", "")]
 
 
 def test_libraries_hold_while_their_version_is_the_recorded_one(pool: BuildPool, monkeypatch: Patch) -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from tests.support import libraries, raising, stored_calls
 from tests.support.linear_layers import stand_in_device
-from tests.support.nouns import Capsys, Config, Family, Machine, Patch, Problem, loader, matrices, registry
+from tests.support.nouns import Capsys, Config, Family, Machine, Patch, Problem, loader, matrices, refuses, registry
+from tests.support.tables import apart
 from tritongemm.build import expert_kernels, few_expert_kernels, helpers
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import library as command
-from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.errors import UnavailableError
 from tritongemm.export.library import building
 from tritongemm.export.library.storage import MANIFEST, open_library
 from tritongemm.serving.device_kernels import HelperKernels
@@ -52,34 +53,30 @@ def test_what_is_beside_the_products_is_read_as_it_was_written(library: Path, tm
     assert strides[1] is None and strides[3] is not None and strides[3].places["stride_a"][1] == 8
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "name"),
-    [
-        ('"name":"sort_rows"', '"name":"sort_row"', "kernel [0-9]+ beside the products"),
-        ('"lds_bytes":', '"lds_bytes":1', "the facts of sm90"),
-        ('"most_lead":1048576', '"most_lead":1048577', "8x32x64_bf16_TN_batch3 on sm90"),
-    ],
+@apart(
+    ('"name":"sort_rows"', '"name":"sort_row"', "kernel [0-9]+ beside the products"),
+    ('"lds_bytes":', '"lds_bytes":1', "the facts of sm90"),
+    ('"most_lead":1048576', '"most_lead":1048577', "8x32x64_bf16_TN_batch3 on sm90"),
 )
-def test_an_edited_part_is_refused_by_name(library: Path, old: str, new: str, name: str) -> None:
+def test_an_edited_part_is_refused_by_name(old: str, new: str, name: str, /, library: Path) -> None:
     edit(library, old, new)
     (damaged,) = open_library(library).damaged
     assert re.match(name, damaged.name) and "changed after it was written" in damaged.reason
 
 
-def test_a_kernel_without_its_code_is_left_out(library: Path, capsys: Capsys) -> None:
+def test_missing_code_wrong_manifests_and_other_launches_are_refused(library: Path, capsys: Capsys) -> None:
+    helper, given = expert_kernels.choose_sort("i32", 5, 4)
+    other = next(h for h in open_library(library).helpers.values() if h.kernel == "combine_rows")
+    refuses("other parameters than the kernel", given.given_to, other.launch, helper)
     gone = next(helper for helper in open_library(library).helpers.values() if helper.kernel == "combine_rows")
     (library / gone.member).unlink()
     (damaged,) = open_library(library).damaged
     assert damaged.name == gone.name and damaged.reason.endswith("is missing")
     assert command.main(["verify", str(library)]) == 1
     assert f"damaged: {library}: {gone.name}" in capsys.readouterr().err
-
-
-def test_a_manifest_has_both(library: Path) -> None:
     data = json.loads((library / MANIFEST).read_text(encoding="utf-8"))
     (library / MANIFEST).write_text(json.dumps({**data, "helpers": 7}), encoding="utf-8")
-    with pytest.raises(InputError, match="lists of entries and helpers and a map of targets; build it again"):
-        open_library(library)
+    refuses("lists of entries and helpers and a map of targets; build it again", open_library, library)
 
 
 def test_facts_come_from_a_library_or_are_asked_for_by_name(library: Path, monkeypatch: Patch) -> None:
@@ -93,21 +90,13 @@ def test_facts_come_from_a_library_or_are_asked_for_by_name(library: Path, monke
         _ = HelperKernels(stand_in_device()).target
 
 
-def test_a_launch_of_other_parameters_is_refused(library: Path) -> None:
-    helper, given = expert_kernels.choose_sort("i32", 5, 4)
-    other = next(h for h in open_library(library).helpers.values() if h.kernel == "combine_rows")
-    with pytest.raises(InputError, match="other parameters than the kernel"):
-        given.given_to(other.launch, helper)
-
-
 def test_what_no_library_can_hold_is_reported(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     blocks = registry.get(Family, "a8w8_blockscale").problem(
         Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
     )
     package = Config("gemm", 0, 0, 0, options=(("overlap", 1),), backend="deepgemm")
     monkeypatch.setattr(helpers, "compile_helpers", raising(UnavailableError("no compiler here")))
-    record = replace(libraries.tuned(blocks, winner="deepgemm"), config=package)
-    built = building.build([record], HERE)
+    built = building.build([replace(libraries.tuned(blocks, winner="deepgemm"), config=package)], HERE)
     reported = dict(built.compiled_late)
     assert len(built.entries) == 1 and "own package compiles" in reported.pop(built.entries[0].name)
     assert reported and all(name.startswith("quantize_groups of x *bf16") for name in reported)
@@ -145,8 +134,7 @@ def test_kernels_of_experts_compile_ahead_of_time(arch: str, fp8: str) -> None:
         launch = helpers.launch_helper(artifact, helper, given, target)
         assert [p.value for p in launch.params[: len(helper.pointers)]] == list(helper.pointers)
         assert launch.grid == given.grid and artifact.spills == 0 and launch.read_code()
-        again = given.given_to(replace(launch, grid=(1, 1, 1)), helper)
-        assert again == launch
+        assert given.given_to(replace(launch, grid=(1, 1, 1)), helper) == launch
 
 
 def test_binaries_do_not_depend_on_how_many_rows_there_are() -> None:
@@ -159,5 +147,4 @@ def test_binaries_do_not_depend_on_how_many_rows_there_are() -> None:
         ]
         return [helper.digest("sm90") for helper, _ in chosen]
 
-    assert digests(7, 8) == digests(1000, 256)
-    assert len({*digests(7, 8)}) == 4
+    assert digests(7, 8) == digests(1000, 256) and len({*digests(7, 8)}) == 4

@@ -11,7 +11,7 @@ import tritongemm
 from tests.support import ROOT, forked, libraries, serve_library, stored_calls
 from tests.support.libraries import linear, tuned
 from tests.support.linear_layers import HostDriver
-from tests.support.nouns import DamagedFileWarning, InputError, Patch, Support
+from tests.support.nouns import DamagedFileWarning, InputError, Patch, Support, heavy
 from tests.support.serve_library import REFUSED
 from tritongemm.export.library import writing
 from tritongemm.serving import stored_kernels
@@ -51,7 +51,7 @@ fused_moe of fp8: route_rows, first, activate_rows, second, combine_rows, right
 """
 
 
-@pytest.mark.parametrize("lacking", ["", pytest.param("combine_rows", marks=pytest.mark.heavy), "quantize_rows"])
+@pytest.mark.parametrize("lacking", ["", heavy("combine_rows"), "quantize_rows"])
 def test_every_call_is_served_where_nothing_can_be_compiled(tmp_path: Path, monkeypatch: Patch, lacking: str) -> None:
     """Kernels beside the products are the library's too; of one that it lacks PyTorch takes the place, and says so."""
     stored_calls.write(tmp_path / "library.zip", monkeypatch, lacking)
@@ -88,8 +88,7 @@ def test_code_is_loaded_by_the_first_call_of_a_kernel(gpu: HostDriver, tmp_path:
 
 
 def test_damaged_code_costs_its_own_size(gpu: HostDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    entries = libraries.write(tmp_path / "library", *RECORDS)
-    kernel = entries[1].kernel
+    kernel = libraries.write(tmp_path / "library", *RECORDS)[1].kernel
     assert kernel is not None
     (tmp_path / "library" / kernel.member).write_bytes(b"x" * kernel.size)
     with caplog.at_level(logging.WARNING, "tritongemm"):
@@ -117,7 +116,12 @@ def test_a_damaged_entry_is_reported_and_the_others_serve(gpu: HostDriver, tmp_p
         tritongemm.load(tmp_path / "library")
 
 
-def test_a_library_of_another_gpu_serves_none_of_its_sizes(gpu: HostDriver, tmp_path: Path) -> None:
+def test_libraries_of_another_gpu_and_of_other_ranks_are_distinguished(tmp_path: Path, gpu: HostDriver) -> None:
+    for name in ("folder", "copy.zip"):
+        libraries.write(tmp_path / name, *RECORDS)
+    libraries.write(tmp_path / "other", *RECORDS[:2])
+    folder, copy, other = (read_table(tmp_path / name).digest for name in ("folder", "copy.zip", "other"))
+    assert folder == copy != other
     foreign = replace(RECORDS[0], target="gfx942", m_from=0), replace(RECORDS[1], compute_units=80)
     libraries.write(tmp_path / "library.zip", *foreign)
     assert tritongemm.load(tmp_path / "library.zip") == 2
@@ -154,11 +158,3 @@ def test_a_kernel_of_another_triton_than_was_measured_is_checked(
         True
     ] * 2
     assert checked == ["checked"]
-
-
-def test_ranks_compare_the_hash_of_the_manifest(tmp_path: Path) -> None:
-    for name in ("folder", "copy.zip"):
-        libraries.write(tmp_path / name, *RECORDS)
-    libraries.write(tmp_path / "other", *RECORDS[:2])
-    folder, copy, other = (read_table(tmp_path / name).digest for name in ("folder", "copy.zip", "other"))
-    assert folder == copy != other

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support import libraries
 from tests.support.libraries import linear, tuned
-from tests.support.nouns import InputError, each
+from tests.support.nouns import InputError, apart, each, refuses
 from tritongemm.export.library.entry import LibraryEntry
 from tritongemm.export.library.storage import MANIFEST, KernelLibrary, is_library, open_library
 
@@ -46,19 +46,15 @@ def test_an_archive_whose_beginning_is_damaged_is_reported_as_one(tmp_path: Path
     path = tmp_path / "k.zip"
     libraries.write(path, *RECORDS[:1])
     path.write_bytes(path.read_bytes()[100:-100])
-    with pytest.raises(InputError, match="is a damaged archive"):
-        open_library(path)
+    refuses("is a damaged archive", open_library, path)
     assert is_library(path)
     path.write_bytes(b"")
     assert not is_library(path), "nothing is lost where a library is written in its place"
 
 
-def test_a_size_without_a_kernel_of_ours_is_kept() -> None:
+def test_open_archives_stay_readable_and_sizes_without_a_kernel_are_kept(tmp_path: Path) -> None:
     entry = LibraryEntry(RECORDS[2])
     assert LibraryEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
-
-
-def test_an_open_archive_stays_readable_when_another_takes_its_place(tmp_path: Path) -> None:
     path = tmp_path / "library.zip"
     libraries.write(path, *RECORDS[:2])
     before = open_library(path)
@@ -68,8 +64,7 @@ def test_an_open_archive_stays_readable_when_another_takes_its_place(tmp_path: P
 
 def _in_folder(path: Path, change: Callable[[str], str]) -> None:
     """Change the manifest of a folder."""
-    text = (path / MANIFEST).read_text()
-    (path / MANIFEST).write_text(change(text))
+    (path / MANIFEST).write_text(change((path / MANIFEST).read_text()))
 
 
 @each(("old", "new"), [('"grid":[1', '"grid":[3'), ('"seconds":2e-06', '"seconds":1e-06'), ('"sm90"', '"sm80"')])
@@ -86,8 +81,7 @@ def test_damaged_code_is_never_given_out(tmp_path: Path) -> None:
     libraries.write(tmp_path / "library", *RECORDS[:2])
     first, second = sorted((tmp_path / "library" / "objects").iterdir())
     first.write_bytes(bytes(reversed(first.read_bytes())))
-    library = open_library(tmp_path / "library")
-    (fault,) = library.faults().values()
+    (fault,) = open_library(tmp_path / "library").faults().values()
     assert f"its code object objects/{first.name} is damaged" in fault
     second.unlink()
     (damaged,) = open_library(tmp_path / "library").damaged
@@ -96,74 +90,60 @@ def test_damaged_code_is_never_given_out(tmp_path: Path) -> None:
     assert [d.reason.split(" has ")[1] for d in open_library(tmp_path / "library").damaged if " has " in d.reason]
 
 
-def test_a_link_is_no_code_object(tmp_path: Path) -> None:
+def test_links_and_names_that_no_text_holds_are_refused(tmp_path: Path) -> None:
+    """Of a member, and of the library itself."""
     libraries.write(tmp_path / "library", RECORDS[0])
     (member,) = (tmp_path / "library" / "objects").iterdir()
     member.rename(tmp_path / "elsewhere")
     member.symlink_to(tmp_path / "elsewhere")
     (damaged,) = open_library(tmp_path / "library").damaged
     assert damaged.reason.endswith("is missing")
+    path = tmp_path / "bad.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("\u00e9", "x")
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xfe"))
+    for name in (path, "a" * 5000, "a\ud800", "a\0"):
+        refuses(r"is a damaged archive|can't be read", open_library, Path(name))
 
 
-@pytest.mark.parametrize(
-    ("name", "compression", "complaint"),
-    [
-        ("../../etc/passwd", zipfile.ZIP_STORED, "which no library has"),
-        ("/etc/passwd", zipfile.ZIP_STORED, "which no library has"),
-        ("objects/../library.json", zipfile.ZIP_STORED, "which no library has"),
-        ("code.py", zipfile.ZIP_STORED, "which no library has"),
-        (f"objects/{'0' * 64}.cubin", zipfile.ZIP_DEFLATED, "compressed or encrypted"),
-        (MANIFEST, zipfile.ZIP_STORED, "holds library.json twice"),
-    ],
+@apart(
+    ("../../etc/passwd", zipfile.ZIP_STORED, "which no library has"),
+    ("/etc/passwd", zipfile.ZIP_STORED, "which no library has"),
+    ("objects/../library.json", zipfile.ZIP_STORED, "which no library has"),
+    ("code.py", zipfile.ZIP_STORED, "which no library has"),
+    (f"objects/{'0' * 64}.cubin", zipfile.ZIP_DEFLATED, "compressed or encrypted"),
+    (MANIFEST, zipfile.ZIP_STORED, "holds library.json twice"),
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_an_archive_with_strange_members_is_refused(
-    tmp_path: Path, name: str, compression: int, complaint: str
+    name: str, compression: int, complaint: str, /, tmp_path: Path
 ) -> None:
     path = tmp_path / "library.zip"
     libraries.write(path, RECORDS[0])
     with zipfile.ZipFile(path, "a", compression) as archive:
         archive.writestr(name, b"x" * 100)
-    with pytest.raises(InputError, match=complaint):
-        open_library(path)
+    refuses(complaint, open_library, path)
 
 
 def test_what_is_no_library_is_refused(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such library"):
-        open_library(tmp_path / "nothing.zip")
+    refuses("there is no such library", open_library, tmp_path / "nothing.zip")
     (tmp_path / "text.zip").write_text("no archive")
-    with pytest.raises(InputError, match=r"text.zip is a damaged archive"):
-        open_library(tmp_path / "text.zip")
+    refuses(r"text.zip is a damaged archive", open_library, tmp_path / "text.zip")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=f"it has no {MANIFEST}"):
-        open_library(tmp_path / "empty")
+    refuses(f"it has no {MANIFEST}", open_library, tmp_path / "empty")
     if path.is_dir():
         for text, complaint in (("{", "is no JSON"), ("[]", "is no manifest"), ('{"entries": []}', "is no manifest")):
             (path / MANIFEST).write_text(text)
-            with pytest.raises(InputError, match=complaint):
-                open_library(path)
+            refuses(complaint, open_library, path)
         (path / MANIFEST).write_text('{"tritongemm_library": 99, "entries": []}')
-        with pytest.raises(InputError, match="a newer version of tritongemm wrote it"):
-            open_library(path)
+        refuses("a newer version of tritongemm wrote it", open_library, path)
         many = {"tritongemm_library": 1, "helpers": [], "targets": {}, "entries": [0] * ((1 << 17) + 1)}
         (path / MANIFEST).write_text(json.dumps(many))
         with pytest.raises(InputError, match="lists 131073 parts, more than 131072"):  # which would fill the memory
             open_library(path)
     else:
         path.write_bytes(path.read_bytes()[:-40])
-        with pytest.raises(InputError, match="is a damaged archive"):
-            open_library(path)
-
-
-def test_names_that_no_text_holds_are_refused(tmp_path: Path) -> None:
-    """Of a member, and of the library itself."""
-    path = tmp_path / "bad.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("\u00e9", "x")
-    path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xfe"))
-    for name in (path, "a" * 5000, "a\ud800", "a\0"):
-        with pytest.raises(InputError, match=r"is a damaged archive|can't be read"):
-            open_library(Path(name))
+        refuses("is a damaged archive", open_library, path)
 
 
 @each("entry", [None, 7, [], {}, {"record": 1}, {"record": {}, "sha256": "x"}])
@@ -222,5 +202,4 @@ def test_a_member_beyond_the_end_of_an_archive_is_refused(tmp_path: Path, offset
     struct.pack_into("<I", data, end + 12, struct.unpack_from("<I", data, end + 12)[0] + len(reported))
     data[directory + 46 + name + more : directory + 46 + name + more] = reported
     path.write_bytes(data)
-    with pytest.raises(InputError, match="is a damaged archive"):
-        open_library(path)
+    refuses("is a damaged archive", open_library, path)

@@ -20,7 +20,7 @@ from tritongemm.system import locks
 SIZE = linear(16, 48, 64)
 
 
-def test_the_faster_of_two_results_counts_and_is_listed() -> None:
+def test_of_two_results_the_faster_counts_and_a_library_by_its_own_time() -> None:
     slow, fast = libraries.entry(tuned(SIZE, 3e-6), b"slow"), libraries.entry(tuned(SIZE, 1e-6), b"fast")
     other = libraries.entry(tuned(linear(8, 48, 64)), b"other")
     elsewhere = libraries.entry(replace(slow.record, compute_units=80), b"slow")
@@ -31,12 +31,8 @@ def test_the_faster_of_two_results_counts_and_is_listed() -> None:
         assert conflict.startswith("16x48x64_fp32_TN on sm90 of 132 compute units: kept ")
         assert "of 1.00 us, not " in conflict and conflict.endswith("of 3.00 us")
     assert writing.merge(found, [fast], {}) == [], "the same twice is no conflict"
-
-
-def test_a_library_that_won_is_merged_by_its_own_time() -> None:
     lost = tuned(SIZE, 4e-6, winner="torch")  # served in the 3 us of the library
-    won = libraries.entry(tuned(SIZE, 3.5e-6), b"code")
-    found = libraries.contents((won, b"code"))
+    found = libraries.contents((libraries.entry(tuned(SIZE, 3.5e-6), b"code"), b"code"))
     (conflict,) = writing.merge(found, [LibraryEntry(lost)], {})
     assert list(found.entries.values()) == [LibraryEntry(lost)] and "kept torch of 3.00 us" in conflict
 
@@ -57,8 +53,7 @@ def test_commands_merge_list_and_verify(tmp_path: Path, capsys: Capsys) -> None:
     assert command.main(["verify", str(both), str(one)]) == 0
     (member, *_) = sorted((one / "objects").iterdir())
     member.write_bytes(b"x" * member.stat().st_size)
-    assert command.main(["verify", str(one)]) == 1
-    assert f"damaged: {one}: " in capsys.readouterr().err
+    assert command.main(["verify", str(one)]) == 1 and f"damaged: {one}: " in capsys.readouterr().err
     assert command.main(["merge", str(one), "-o", str(both)]) == 1, "the damaged one is left out, the others stay"
     assert len(open_library(both).entries) == 3 and not open_library(both).faults()
 
@@ -124,8 +119,7 @@ def test_a_complete_copy_of_damaged_code_is_taken(tmp_path: Path, name: str, cap
     first = libraries.write(damaged, *records)[0]
     libraries.write(entire, *records)
     assert first.kernel is not None
-    code = damaged / first.kernel.member
-    code.write_bytes(b"?" * first.kernel.size)
+    (damaged / first.kernel.member).write_bytes(b"?" * first.kernel.size)
     assert command.main(["merge", str(damaged), str(entire), "-o", str(tmp_path / name)]) == 1
     said = capsys.readouterr().err
     assert f"left out: {damaged}: {first.name}: its code object" in said and "error" not in said

@@ -84,38 +84,29 @@ def cells(page: Any, name: str) -> list[str]:
     return found
 
 
-def test_every_figure_is_drawn(page: Any) -> None:
+def test_every_figure_is_drawn_and_text_from_files_shown_as_it_is(page: Any) -> None:
     assert [f.get_attribute("data-figure") for f in page.locator("[data-figure]").all()] == list(FIGURES)
     for name in FIGURES:
         box = page.locator(f"[data-figure={name}] .main-svg").first.bounding_box()
         assert box["width"] > 600 and box["height"] > 150, name
         assert page.locator(f"[data-figure={name}]").locator(MARKS).count() > 0, name
-
-
-def test_text_from_files_is_shown_as_it_is(page: Any) -> None:
     assert page.locator("h1").inner_text() == HOSTILE
     assert HOSTILE in page.locator("[data-figure=winners] .ytick").all_text_contents()
     assert HOSTILE in cells(page, "winner")
     assert page.locator("img").count() == 0 and page.locator("main b").count() == page.locator(".tiles b").count()
 
 
-def test_a_click_sorts_and_another_one_turns_the_order(page: Any) -> None:
+def test_rows_are_sorted_and_searched(page: Any) -> None:
     times = [float(text) for text in sort(page, "us")]
     assert times == sorted(times) and len(set(times)) > 5
     assert page.locator("#sizes-table th[aria-sort]").get_attribute("aria-sort") == "ascending"
     assert [float(text) for text in sort(page, "us")] == sorted(times, reverse=True)
     assert page.locator("#sizes-table th[aria-sort]").all_text_contents() == ["us"]
-
-
-def test_words_are_sorted_too_and_what_is_absent_stays_behind(page: Any) -> None:
     winners = sort(page, "winner")
     assert winners == sorted(winners, key=str.lower) and len(set(winners)) > 2
     for _ in range(2):
         errors = sort(page, "error")
         assert errors[-1] == "-" != errors[0]
-
-
-def test_rows_are_searched(page: Any) -> None:
     words = page.locator("input[data-filters=sizes-table]")
     words.fill("1024x8192 torch")
     assert cells(page, "size") == ["4096x1024x8192_bf16_TN"]

@@ -41,13 +41,16 @@ def drawn(data: ReportData) -> dict[str, Figure]:
 
 def test_every_figure_is_drawn_where_nothing_is_missing(entire: ReportData) -> None:
     assert {name for name, figure in drawn(entire).items() if not figure.traces} == set()
-
-
-def test_plotly_takes_every_figure(entire: ReportData) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
     for figure in drawn(entire).values():
         reported = graph_objects.Figure({"data": list(figure.traces), "layout": dict(figure.layout)})
         assert len(reported.data) == len(figure.traces), "it refuses properties that it does not know"
+    figure = drawn(entire)["ranges"]
+    bars = {trace["name"]: list(zip(trace["base"], trace["x"], strict=True)) for trace in figure.traces}
+    assert bars == {
+        "triton: gemv": [(1, 16)] * 2, "triton: tile": [(17, 80)] * 2, "triton: ws_tma": [(97, 416)] * 2,
+        "torch": [(513, 3584)] * 2,
+    }  # fmt: skip
 
 
 def test_what_is_missing_is_said() -> None:
@@ -101,15 +104,17 @@ def test_gains_at_an_m_are_weighed_by_the_calls_at_any_m() -> None:
     assert cells["x"] == ["1", "2", "4", "8", "16", "32", "64", "128", "256"] and set(cells["text"][0]) == {"2.00"}
 
 
-def test_what_is_left_to_the_floor() -> None:
+def test_no_regret_is_drawn_on_an_axis_of_few_percent_and_labels_are_cut() -> None:
+    exact = result(problem(16), 1e-6, m_from=1, held_out={"5": (0.0, 1.1)})
+    assert drawn(ReportData((exact,)))["regret"].layout["yaxis"]["range"][1] == 0.05
+    assert len(plain("x" * 10**6)) <= 120
     data = ReportData((result(problem(16), 20e-6), result(problem(16, 512), 1e-9)), targets=H200_FACTS)
-    figure = drawn(data)["left"]
-    floor, above = figure.traces
+    floor, above = drawn(data)["left"].traces
     assert floor["x"][-1] + above["x"][-1] == pytest.approx(20e-3, 1e-4) and above["x"][0] == 0, "faster than the floor"
     assert floor["x"][-1] * 1e-3 == pytest.approx(data.floor_seconds(data.records[0]), 1e-4)
 
 
-def test_what_changed_against_older_results() -> None:
+def test_changes_against_older_results_and_a_server_before_and_after() -> None:
     new = (result(problem(16), 1e-6), result(problem(32), 1e-6), result(problem(64), 1e-6), result(problem(8), 1e-6))
     old = [result(problem(m), seconds) for m, seconds in ((16, 2e-6), (32, 0.9e-6), (64, 1.015e-6), (128, 1e-6))]
     table = tables.tabulate_changes(ReportData(new, calls={r.problem: 10.0 for r in new}, older=tuple(old)))
@@ -121,9 +126,6 @@ def test_what_changed_against_older_results() -> None:
     assert "all calls of sizes in both take 0.03 ms instead of 0.03915 ms, -23.4%" in table.caption
     assert tables.tabulate_changes(ReportData(new)) is None
     assert "no size that is called is in both" in (tables.tabulate_changes(ReportData(new, older=())) or table).caption
-
-
-def test_a_server_before_and_after() -> None:
     times = {"step_ms": ([2.0, 2.01], [1.9, 1.92])}
     quantities = tuple(Quantity(name, *times.get(name, ([1.0], [1.0]))) for name in QUANTITIES)
     loads = (ComparedLoad("batch 1", 1, quantities, 1.2), ComparedLoad("prompt 512", 512, quantities))
@@ -143,8 +145,7 @@ def test_a_server_before_and_after() -> None:
 
 def test_results_of_several_devices_are_not_added_up() -> None:
     lost = result(problem(16), 2e-6, library_seconds=1e-6, winner="torch")
-    uplift = uplift_of(ReportData((lost,)))
-    assert uplift == (0, 0, 0)
+    assert uplift_of(ReportData((lost,))) == (0, 0, 0)
     # Each device has figures and numbers of its own; what the one lost is not taken from what the other gained.
     other = result(problem(16), 1e-6, target="sm100", toolchain={**H200, "device": "NVIDIA B200"})
     figures = drawn(ReportData((lost, other)))
@@ -154,15 +155,6 @@ def test_results_of_several_devices_are_not_added_up() -> None:
     first, second, _ = writing.tile_groups(ReportData((lost, other)))
     assert first[0] == "NVIDIA H200 (sm90)" and {("0", "won from the library"), ("1", "lost to it")} <= set(first[1])
     assert second[0] == "NVIDIA B200 (sm100)" and ("1", "won from the library") in second[1]
-
-
-def test_runs_of_m_with_one_config_are_one_bar(entire: ReportData) -> None:
-    figure = drawn(entire)["ranges"]
-    bars = {trace["name"]: list(zip(trace["base"], trace["x"], strict=True)) for trace in figure.traces}
-    assert bars == {
-        "triton: gemv": [(1, 16)] * 2, "triton: tile": [(17, 80)] * 2, "triton: ws_tma": [(97, 416)] * 2,
-        "torch": [(513, 3584)] * 2,
-    }  # fmt: skip
 
 
 def test_calls_at_any_m_of_a_range_count() -> None:
@@ -175,11 +167,6 @@ def test_calls_at_any_m_of_a_range_count() -> None:
     assert data.unserved == (problem(16), problem(600))
     rows = [[cell.text for cell in row[1:3]] for row in tables.tabulate_sizes(data).rows]
     assert rows == [["17", "512"], ["17", "96"], ["-", "20"], ["-", "512"]]
-
-
-def test_no_regret_is_drawn_on_an_axis_of_a_few_percent() -> None:
-    exact = result(problem(16), 1e-6, m_from=1, held_out={"5": (0.0, 1.1)})
-    assert drawn(ReportData((exact,)))["regret"].layout["yaxis"]["range"][1] == 0.05
 
 
 def test_reasons_with_other_numbers_are_one(tmp_path: Path) -> None:
@@ -226,7 +213,3 @@ def test_any_text_is_embedded_and_read_back(text: str) -> None:
     assert html.unescape(plain(text)) == printable(text, 120) and not {"<", ">"} & set(plain(text))
     embedded = writing.embed({text: [text]})
     assert json.loads(embedded) == {text: [text]} and not {"<", ">", "&"} & set(embedded)
-
-
-def test_long_labels_are_cut() -> None:
-    assert len(plain("x" * 10**6)) <= 120

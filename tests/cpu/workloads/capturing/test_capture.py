@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import tritongemm
-from tests.support.nouns import Defaults, FormatRow, InputError, OutputError, Patch, each
+from tests.support.nouns import Defaults, FormatRow, InputError, OutputError, Patch, apart, cases
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing import counting, hooks
 from tritongemm.workloads.m_spans import group_spans
@@ -78,8 +78,7 @@ def test_a_second_capture_adds_to_what_is_there(path: Path) -> None:
         with torch.no_grad(), tritongemm.capture(path):
             for _ in range(4):
                 layer(torch.randn(5, 32, dtype=torch.bfloat16))
-    assert path.read_text(encoding="utf-8").startswith(before)
-    assert read(path)["5x16x32_bf16_TN_biasn"].count == 9
+    assert path.read_text(encoding="utf-8").startswith(before) and read(path)["5x16x32_bf16_TN_biasn"].count == 9
     assert len(path.read_text(encoding="utf-8").splitlines()) == 4
 
 
@@ -91,26 +90,23 @@ def bytes_of(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.int8)
 
 
-@each(
-    ("call", "key", "operation"),
-    [
-        (lambda: torch.mm(some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "mm"),
-        (lambda: some(5, 6).mm(some(7, 6).t()), "5x7x6_fp32_TN", "mm"),
-        (lambda: some(6, 5).t() @ some(6, 7), "5x7x6_fp32_NT", "matmul by mm"),
-        (lambda: torch.matmul(some(2, 3, 6), some(6, 7)), "6x7x6_fp32_TT", "matmul by mm"),
-        (lambda: torch.addmm(some(7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT_biasn", "addmm"),
-        (lambda: torch.addmm(some(5, 7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "addmm with a matrix"),
-        (lambda: torch.addmm(some(7), some(5, 6), some(6, 7), beta=0), "5x7x6_fp32_TT", "addmm"),
-        (lambda: torch.tensordot(some(5, 6), some(6, 7), dims=1), "5x7x6_fp32_TT", "tensordot by mm"),
-        (lambda: torch.mm(some(5, 6), some(6, 7), out=some(5, 7)), "5x7x6_fp32_TT", "mm"),
-        (lambda: torch._int_mm(bytes_of(32, 16), bytes_of(8, 16).t()), "32x8x16_int8-int8-int32_TN", "_int_mm"),
-        (lambda: functional.linear(input=some(5, 6), weight=some(7, 6), bias=None), "5x7x6_fp32_TN", "linear"),
-        (lambda: functional.linear(some(6), some(7, 6)), "1x7x6_fp32_TN", "linear"),
-        (lambda: tritongemm.mm(some(5, 6), some(7, 6)), "5x7x6_fp32_TN", "tritongemm.mm"),
-    ],
+@cases(
+    (lambda: torch.mm(some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "mm"),
+    (lambda: some(5, 6).mm(some(7, 6).t()), "5x7x6_fp32_TN", "mm"),
+    (lambda: some(6, 5).t() @ some(6, 7), "5x7x6_fp32_NT", "matmul by mm"),
+    (lambda: torch.matmul(some(2, 3, 6), some(6, 7)), "6x7x6_fp32_TT", "matmul by mm"),
+    (lambda: torch.addmm(some(7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT_biasn", "addmm"),
+    (lambda: torch.addmm(some(5, 7), some(5, 6), some(6, 7)), "5x7x6_fp32_TT", "addmm with a matrix"),
+    (lambda: torch.addmm(some(7), some(5, 6), some(6, 7), beta=0), "5x7x6_fp32_TT", "addmm"),
+    (lambda: torch.tensordot(some(5, 6), some(6, 7), dims=1), "5x7x6_fp32_TT", "tensordot by mm"),
+    (lambda: torch.mm(some(5, 6), some(6, 7), out=some(5, 7)), "5x7x6_fp32_TT", "mm"),
+    (lambda: torch._int_mm(bytes_of(32, 16), bytes_of(8, 16).t()), "32x8x16_int8-int8-int32_TN", "_int_mm"),
+    (lambda: functional.linear(input=some(5, 6), weight=some(7, 6), bias=None), "5x7x6_fp32_TN", "linear"),
+    (lambda: functional.linear(some(6), some(7, 6)), "1x7x6_fp32_TN", "linear"),
+    (lambda: tritongemm.mm(some(5, 6), some(7, 6)), "5x7x6_fp32_TN", "tritongemm.mm"),
 )
 def test_each_operation_is_written_as_what_it_becomes(
-    tmp_path: Path, call: Callable[[], torch.Tensor], key: str, operation: str
+    call: Callable[[], torch.Tensor], key: str, operation: str, /, tmp_path: Path
 ) -> None:
     with tritongemm.capture(tmp_path / "shapes.yaml"):
         call()
@@ -119,21 +115,18 @@ def test_each_operation_is_written_as_what_it_becomes(
     assert (row.problem.key, row.operation, row.count) == (key, operation, 2)
 
 
-@each(
-    ("call", "batch", "operation", "shared", "bias"),
-    [
-        (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), 6, "matmul by bmm", "", "none"),
-        (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), 3, "bmm", "", "none"),
-        (lambda: torch.bmm(some(3, 5, 6), some(6, 7).expand(3, 6, 7)), 3, "bmm", "b", "none"),
-        (lambda: torch.bmm(some(5, 6).expand(3, 5, 6), some(3, 6, 7)), 3, "bmm", "a", "none"),
-        (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm with a matrix", "", "none"),
-        (lambda: some(3, 1, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm", "", "n"),
-        (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), 3, "einsum by bmm", "", "none"),
-        (lambda: tritongemm.bmm(some(3, 5, 6), some(3, 6, 7), some(7)), 3, "tritongemm.bmm", "", "n"),
-    ],
+@cases(
+    (lambda: some(2, 3, 5, 6) @ some(2, 3, 6, 7), 6, "matmul by bmm", "", "none"),
+    (lambda: torch.bmm(some(3, 5, 6), some(3, 6, 7)), 3, "bmm", "", "none"),
+    (lambda: torch.bmm(some(3, 5, 6), some(6, 7).expand(3, 6, 7)), 3, "bmm", "b", "none"),
+    (lambda: torch.bmm(some(5, 6).expand(3, 5, 6), some(3, 6, 7)), 3, "bmm", "a", "none"),
+    (lambda: some(3, 5, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm with a matrix", "", "none"),
+    (lambda: some(3, 1, 7).baddbmm(some(3, 5, 6), some(3, 6, 7)), 3, "baddbmm", "", "n"),
+    (lambda: torch.einsum("bij,bjk->bik", some(3, 5, 6), some(3, 6, 7)), 3, "einsum by bmm", "", "none"),
+    (lambda: tritongemm.bmm(some(3, 5, 6), some(3, 6, 7), some(7)), 3, "tritongemm.bmm", "", "n"),
 )
 def test_batched_products_are_rows_that_can_be_tuned(
-    tmp_path: Path, call: Callable[[], torch.Tensor], batch: int, operation: str, shared: str, bias: str
+    call: Callable[[], torch.Tensor], batch: int, operation: str, shared: str, bias: str, /, tmp_path: Path
 ) -> None:
     with tritongemm.capture(tmp_path / "shapes.yaml"):
         call()
@@ -144,20 +137,16 @@ def test_batched_products_are_rows_that_can_be_tuned(
     assert span.problem == replace(row.problem, m=1), "a table over M can be made of it"
 
 
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        (lambda: torch.mm(torch.ones(2, 3).double(), torch.ones(3, 4).double()), "there are no kernels for float64"),
-        (lambda: torch.ones(2, 3) @ torch.ones(3), "a product with a vector of 3"),
-        (lambda: torch.mm(torch.eye(3).to_sparse(), torch.ones(3, 4)), "operands are sparse or nested tensors"),
-    ],
+@apart(
+    (lambda: torch.mm(torch.ones(2, 3).double(), torch.ones(3, 4).double()), "there are no kernels for float64"),
+    (lambda: torch.ones(2, 3) @ torch.ones(3), "a product with a vector of 3"),
+    (lambda: torch.mm(torch.eye(3).to_sparse(), torch.ones(3, 4)), "operands are sparse or nested tensors"),
 )
-def test_what_cannot_be_tuned_is_named(path: Path, call: Callable[[], torch.Tensor], reason: str) -> None:
+def test_what_cannot_be_tuned_is_named(call: Callable[[], torch.Tensor], reason: str, /, path: Path) -> None:
     with tritongemm.capture(path):
         call()
         torch.mm(torch.ones(2, 3), torch.ones(3, 4))
-    assert len(read(path)) == 1
-    assert f'"reason": "{reason}"' in path.read_text(encoding="utf-8")
+    assert len(read(path)) == 1 and f'"reason": "{reason}"' in path.read_text(encoding="utf-8")
 
 
 def test_the_dtype_of_autocast_is_that_of_the_product(path: Path) -> None:
@@ -173,8 +162,7 @@ def test_the_dtype_of_autocast_is_that_of_the_product(path: Path) -> None:
 def test_backward_products_are_named(path: Path) -> None:
     with tritongemm.capture(path):
         nn.Linear(6, 7)(torch.randn(5, 6)).sum().backward()
-    assert "backward pass are not among them" in path.read_text(encoding="utf-8")
-    assert len(read(path)) == 1
+    assert "backward pass are not among them" in path.read_text(encoding="utf-8") and len(read(path)) == 1
 
 
 def test_weights_that_die_are_not_mistaken_for_others(path: Path) -> None:
@@ -205,12 +193,17 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
     assert places() == before
 
 
-def test_an_error_of_the_program_is_its_own(path: Path) -> None:
+def test_errors_are_the_programs_own_and_tracers_see_pytorch(path: Path) -> None:
     with tritongemm.capture(path), pytest.raises(RuntimeError, match="cannot be multiplied"):
         functional.linear(torch.ones(2, 3), torch.ones(4, 5))
     with tritongemm.capture(path), pytest.raises(TypeError):
         functional.linear(torch.ones(2, 3))  # type: ignore[call-arg]
     assert not path.exists()
+    layer = nn.Linear(3, 4)
+    x = torch.randn(2, 3)
+    with torch.no_grad(), tritongemm.capture(path):
+        scripted, exported = torch.jit.script(layer), torch.export.export(layer, (x,))
+    assert torch.equal(scripted(x), layer(x)) and torch.equal(exported.module()(x), layer(x))
 
 
 def test_a_place_that_holds_something_else_is_refused(tmp_path: Path) -> None:
@@ -236,14 +229,6 @@ def test_compiled_graphs_are_counted_at_their_true_sizes(path: Path) -> None:
     torch._dynamo.reset()
 
 
-def test_tracers_see_pytorch(path: Path) -> None:
-    layer = nn.Linear(3, 4)
-    x = torch.randn(2, 3)
-    with torch.no_grad(), tritongemm.capture(path):
-        scripted, exported = torch.jit.script(layer), torch.export.export(layer, (x,))
-    assert torch.equal(scripted(x), layer(x)) and torch.equal(exported.module()(x), layer(x))
-
-
 class Graph:
     """A graph of a device that is not there."""
 
@@ -264,8 +249,7 @@ def test_graphs_count_again_when_they_are_launched(path: Path, monkeypatch: Patc
         graph.capture_end()
         for _ in range(10):
             graph.replay()
-    assert read(path)["5x7x6_fp32_TN"].count == 23
-    assert not hasattr(Graph.replay, "__wrapped__")
+    assert read(path)["5x7x6_fp32_TN"].count == 23 and not hasattr(Graph.replay, "__wrapped__")
 
 
 def test_aiter_gets_its_own_file(tmp_path: Path) -> None:

@@ -44,7 +44,11 @@ def test_shares_are_averaged_by_ranges_of_m() -> None:
     assert spreads.read() == {}
 
 
-def test_few_calls_wait_to_be_read_and_what_can_not_be_ends_is_passed_over() -> None:
+def test_ids_of_experts_are_counted_and_few_calls_wait_to_be_read() -> None:
+    spreads = GroupSpreads()
+    ids = torch.tensor([[0, 3], [3, 1], [3, -1], [GROUPS, GROUPS + 7]])
+    spreads.note("tritongemm.fused_moe", (None, None, None, None, ids), {}, range_of(GROUPS, 8))
+    assert spreads.read()[GROUPS, 3].shares == pytest.approx((0.6, 0.2, 0.2, 0.0))
     spreads = GroupSpreads()
     for i in range(100):
         note(spreads, i + 1, 100, 0, 0)
@@ -58,13 +62,6 @@ def test_few_calls_wait_to_be_read_and_what_can_not_be_ends_is_passed_over() -> 
     assert spreads.read() == {}
 
 
-def test_ids_of_experts_are_counted() -> None:
-    spreads = GroupSpreads()
-    ids = torch.tensor([[0, 3], [3, 1], [3, -1], [GROUPS, GROUPS + 7]])
-    spreads.note("tritongemm.fused_moe", (None, None, None, None, ids), {}, range_of(GROUPS, 8))
-    assert spreads.read()[GROUPS, 3].shares == pytest.approx((0.6, 0.2, 0.2, 0.0))
-
-
 def test_rows_of_several_processes_are_joined_by_their_calls(tmp_path: Path) -> None:
     path = tmp_path / "shapes.yaml"
     callers = frozenset({"experts"})
@@ -74,8 +71,7 @@ def test_rows_of_several_processes_are_joined_by_their_calls(tmp_path: Path) -> 
     assert (row["group_shares"], row["group_samples"], row["count"]) == ([0.625, 0.375, 0.0, 0.0], 4, 6)
     (size,) = sizes.from_file(path, Defaults())
     assert size.problem.groups and sorted(size.problem.groups.counts) == [0, 0, 6, 10]
-    edited = path.read_text(encoding="utf-8").replace("[0.625, 0.375", "[x, 9")
-    path.write_text(edited, encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace("[0.625, 0.375", "[x, 9"), encoding="utf-8")
     WorkloadFile(path).add([Counted(PRODUCT, 1, callers, Spread((0.25,) * 4, 1))], False)
     (row,) = rows_of(path)
     assert (row["group_shares"], row["group_samples"], row["count"]) == ([0.25] * 4, 1, 7)

@@ -89,8 +89,7 @@ print(os._exit)
 
 
 def counts(path: Path) -> dict[int, float]:
-    rows = sizes.from_file(path, Defaults())
-    return {row.problem.m: row.count for row in rows if row.operation}
+    return {row.problem.m: row.count for row in sizes.from_file(path, Defaults()) if row.operation}
 
 
 @pytest.mark.heavy

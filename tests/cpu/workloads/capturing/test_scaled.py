@@ -9,7 +9,7 @@ import torch
 
 import tritongemm
 from tests.support import raising
-from tests.support.nouns import Defaults, Patch, each, matrices
+from tests.support.nouns import Defaults, Patch, cases, each, matrices
 from tritongemm.workloads import sizes
 from tritongemm.workloads.capturing.product import Product
 from tritongemm.workloads.capturing.recorder import decompose
@@ -34,7 +34,18 @@ def read(scale_a: torch.Tensor, scale_b: torch.Tensor, sizes: tuple[int, int, in
     return found.family, found.scales, found.left_out
 
 
-def test_one_row_is_no_other_granularity() -> None:
+def test_pytorchs_scaled_products_and_those_of_groups() -> None:
+    one, b = torch.ones(()), fp8(N, K).t()
+    found = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, one, one, out_dtype=torch.bfloat16)
+    assert (found.family, found.scales, found.one_scale, found.left_out) == ("a8w8", "tensor", True, "")
+    assert (found.m, found.n, found.k, found.c.dtype, found.is_layer) == (M, N, K, "bf16", True)
+    rows = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, ones(M, 1), ones(1, N), out_dtype=torch.bfloat16)
+    assert (rows.family, rows.scales, rows.one_scale) == ("a8w8", "", False)
+    a, b = torch.ones(M, 32, dtype=torch.bfloat16), torch.ones(4, 48, 32, dtype=torch.bfloat16).mT
+    found = product("_grouped_mm", torch._grouped_mm, a, b, torch.tensor([4, 8, 8, 16], dtype=torch.int32))
+    assert (found.m, found.n, found.k, found.groups, found.left_out) == (M, 48, 32, 4, "")
+    assert not found.b.row_major and not found.is_layer
+    assert "grouped products of" in product("_grouped_mm", torch._grouped_mm, b.mT, b).left_out
     assert read(ones(1, 1), ones(N), (1, N, K)) == ("a8w8", "", "")
     assert read(ones(1, 4), ones(2, 4), (1, N, K)) == ("a8w8_blockscale", "", "")
     wide = 128 * 128  # where the factors of blocks are as many as the rows
@@ -53,15 +64,6 @@ def product(operation: str, function: Callable[..., Any], *args: Any, **kwargs: 
     return found
 
 
-def test_pytorchs_scaled_products() -> None:
-    one, b = torch.ones(()), fp8(N, K).t()
-    found = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, one, one, out_dtype=torch.bfloat16)
-    assert (found.family, found.scales, found.one_scale, found.left_out) == ("a8w8", "tensor", True, "")
-    assert (found.m, found.n, found.k, found.c.dtype, found.is_layer) == (M, N, K, "bf16", True)
-    rows = product("_scaled_mm", torch._scaled_mm, fp8(M, K), b, ones(M, 1), ones(1, N), out_dtype=torch.bfloat16)
-    assert (rows.family, rows.scales, rows.one_scale) == ("a8w8", "", False)
-
-
 def test_our_own_scaled_product_is_not_run_anew() -> None:
     never = raising(AssertionError)
     name = "tritongemm.scaled_mm"
@@ -74,15 +76,6 @@ def test_our_own_scaled_product_is_not_run_anew() -> None:
     shuffled = product(name, never, *args, order_b="shuffled_16x16")
     assert (shuffled.b.order, shuffled.scales, shuffled.left_out) == ("shuffled_16x16", "block_rows", "")
     assert weight.is_layer and not shuffled.is_layer
-
-
-def test_products_of_groups() -> None:
-    a, b = torch.ones(M, 32, dtype=torch.bfloat16), torch.ones(4, 48, 32, dtype=torch.bfloat16).mT
-    ends = torch.tensor([4, 8, 8, 16], dtype=torch.int32)
-    found = product("_grouped_mm", torch._grouped_mm, a, b, ends)
-    assert (found.m, found.n, found.k, found.groups, found.left_out) == (M, 48, 32, 4, "")
-    assert not found.b.row_major and not found.is_layer
-    assert "grouped products of" in product("_grouped_mm", torch._grouped_mm, b.mT, b).left_out
 
 
 def test_rows_state_factors_groups_and_batches(tmp_path: Path) -> None:
@@ -113,17 +106,14 @@ def test_calls_of_ours_are_counted_once(tmp_path: Path, monkeypatch: Patch) -> N
     assert tritongemm.scaled_mm is scaled_mm
 
 
-@each(
-    ("scale_a", "scale_b", "family", "scales"),
-    [
-        (ones(3, M), ones(3, 1, N), "a8w8", ""),
-        (ones(3, M, 4), ones(3, 2, 4).mT, "a8w8_blockscale", "block_rows"),
-        (ones(3, 4, M).mT, ones(3, 2, 4).mT, "a8w8_blockscale", ""),
-        (ones(3, 4, M).mT, ones(3, 4, N), "a8w8_blockscale", "group"),
-    ],
+@cases(
+    (ones(3, M), ones(3, 1, N), "a8w8", ""),
+    (ones(3, M, 4), ones(3, 2, 4).mT, "a8w8_blockscale", "block_rows"),
+    (ones(3, 4, M).mT, ones(3, 2, 4).mT, "a8w8_blockscale", ""),
+    (ones(3, 4, M).mT, ones(3, 4, N), "a8w8_blockscale", "group"),
 )
 def test_a_batch_with_factors_is_one_product(
-    tmp_path: Path, scale_a: torch.Tensor, scale_b: torch.Tensor, family: str, scales: str
+    scale_a: torch.Tensor, scale_b: torch.Tensor, family: str, scales: str, /, tmp_path: Path
 ) -> None:
     a, w = fp8(3, M, K), fp8(3, N, K)
     with tritongemm.capture(tmp_path / "shapes.yaml"):
@@ -148,32 +138,29 @@ ENDS = torch.tensor([4, 4, M], dtype=torch.int32)
 X = torch.zeros(M, K, dtype=torch.bfloat16)
 
 
-@each(
-    ("call", "family", "scales", "others"),
-    [
-        (lambda: tritongemm.scaled_mm(fp8(M, K), fp8(N, K), *MX), "a8w8_blockscale", "mx", {}),
-        (lambda: tritongemm.scaled_mm(HALF, WEIGHTS[0], *MX), "a4w4_blockscale", "mx", {}),
-        (
-            lambda: tritongemm.scaled_mm(
-                HALF, WEIGHTS[0], *SHUFFLED, scale_layout="e8m0_32x8", order_b="shuffled_16x16"
-            ),
-            "a4w4_blockscale", None, {"order_b": "shuffled_16x16"},
+@cases(
+    (lambda: tritongemm.scaled_mm(fp8(M, K), fp8(N, K), *MX), "a8w8_blockscale", "mx", {}),
+    (lambda: tritongemm.scaled_mm(HALF, WEIGHTS[0], *MX), "a4w4_blockscale", "mx", {}),
+    (
+        lambda: tritongemm.scaled_mm(
+            HALF, WEIGHTS[0], *SHUFFLED, scale_layout="e8m0_32x8", order_b="shuffled_16x16"
         ),
-        (lambda: tritongemm.linear_fp8(X, WEIGHTS[0], MX[1]), "a4w4_blockscale", "mx", {}),
-        (
-            lambda: tritongemm.scaled_bmm(
-                HALF.expand(3, -1, -1), WEIGHTS.mT, MX[0].expand(3, -1, -1), MX[1].expand(3, -1, -1).mT
-            ),
-            "a4w4_blockscale", "mx", {"batch": 3},
+        "a4w4_blockscale", None, {"order_b": "shuffled_16x16"},
+    ),
+    (lambda: tritongemm.linear_fp8(X, WEIGHTS[0], MX[1]), "a4w4_blockscale", "mx", {}),
+    (
+        lambda: tritongemm.scaled_bmm(
+            HALF.expand(3, -1, -1), WEIGHTS.mT, MX[0].expand(3, -1, -1), MX[1].expand(3, -1, -1).mT
         ),
-        (
-            lambda: tritongemm.grouped_mm(HALF, WEIGHTS.mT, ENDS, MX[0], MX[1].expand(3, -1, -1)),
-            "a4w4_blockscale", "mx", {"groups": 3},
-        ),
-    ],
+        "a4w4_blockscale", "mx", {"batch": 3},
+    ),
+    (
+        lambda: tritongemm.grouped_mm(HALF, WEIGHTS.mT, ENDS, MX[0], MX[1].expand(3, -1, -1)),
+        "a4w4_blockscale", "mx", {"groups": 3},
+    ),
 )  # fmt: skip
 def test_powers_of_two_along_k_are_reported(
-    tmp_path: Path, call: Callable[[], torch.Tensor], family: str, scales: str | None, others: dict[str, Any]
+    call: Callable[[], torch.Tensor], family: str, scales: str | None, others: dict[str, Any], /, tmp_path: Path
 ) -> None:
     with tritongemm.capture(tmp_path / "shapes.yaml"):
         call()

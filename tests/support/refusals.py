@@ -1,0 +1,26 @@
+"""That a call is refused, in one line: which error it raises and what the error says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tritongemm.core.errors import InputError
+
+
+def refuses(words: str, call: Callable[..., object], /, *given: Any, **named: Any) -> None:
+    """Asserts that a call raises an InputError with these words, a regular expression."""
+    fails(InputError, words, call, *given, **named)
+
+
+def fails(
+    error: type[BaseException] | tuple[type[BaseException], ...],
+    words: str,
+    call: Callable[..., object],
+    /,
+    *given: Any,
+    **named: Any,
+) -> None:
+    """Asserts that a call raises this error with these words, a regular expression."""
+    with pytest.raises(error, match=words):
+        call(*given, **named)

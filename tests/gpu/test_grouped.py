@@ -12,12 +12,12 @@ from torch.nn import functional
 import tritongemm
 from tests.gpu.here import graph_of, needed_fp8, normal, record, replayed, triton
 from tests.gpu.test_numeric import verify_all
-from tests.support.nouns import Config, Family, Groups, Machine, Operand, Patch, Problem, Target, matrices, registry
+from tests.support.nouns import BuildPool, Config, Family, Groups, Machine, Operand, Patch, Problem, matrices, registry
+from tests.support.tuned_calls import make_call
 from tritongemm.build.few_expert_kernels import SCALES
-from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.operations.grouped import GroupedOperands, grouped
+from tritongemm.numerics import verify
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.serving import mixtures
 from tritongemm.serving.mixtures import MoeKernels
@@ -139,19 +139,16 @@ def test_groups_are_tuned_and_served(gpu_machine: Machine, tmp_path: Path, famil
     assert row["error"] <= row["tolerance"] and row["groups"] == 8 and row["group_spread"] == "skewed"
     tritongemm.load(out)
     for m, spread in ((100, "uniform"), (1, "uniform"), (260, "skewed")):
-        asked = _asked(family, gpu_machine.target, m, spread)
-        operands = registry.get(Family, family).make_inputs(asked, "cuda")
-        given = [operands["a"], operands["b"], operands["offsets"]]
-        given += [operands["scale_a"].mT, operands["scale_b"]] if family != "dense" else []
-        exact = registry.get(Family, family).reference(asked, operands)
-        tolerance = registry.get(Family, family).tolerance(asked)
-        close(tritongemm.grouped_mm(*given), exact, tolerance)
-        graph, c = graph_of(tritongemm.grouped_mm, *given)
-        other = torch.tensor([0] * 7 + [m], dtype=torch.int32, device="cuda")
-        operands["offsets"].copy_(other)
+        groups = Groups(8, spread=spread)
+        plain = Problem(m, 512, 256, *matrices(row["dtype_a"], c="bf16", layout="TN"), groups=groups)
+        numbers = registry.get(Family, family)
+        call, operands, exact = make_call(asked := numbers.problem(plain), "cuda")
+        assert verify.deviation(call(), exact) <= numbers.tolerance(asked)
+        graph, c = graph_of(call)
+        operands["offsets"].copy_(torch.tensor([0] * 7 + [m], dtype=torch.int32, device="cuda"))
         graph.replay()
         torch.cuda.synchronize()
-        close(c, registry.get(Family, family).reference(asked, operands), tolerance)
+        assert verify.deviation(c, numbers.reference(asked, operands)) <= numbers.tolerance(asked)
 
 
 def test_a_servers_table_of_experts_is_written(gpu_machine: Machine, tmp_path: Path) -> None:
@@ -176,23 +173,8 @@ def test_each_kernel_is_served(gpu_machine: Machine, config: Config) -> None:
         pytest.skip("not for this GPU, or not for these scales")
     assert tritongemm.load([record(asked, config)]) == 1
     for seed in range(2):
-        operands = family.make_inputs(asked, "cuda", seed=seed)
-        given = (operands["a"], operands["b"], operands["offsets"], operands["scale_a"].mT, operands["scale_b"])
-        close(tritongemm.grouped_mm(*given), family.reference(asked, operands), family.tolerance(asked))
-
-
-def _asked(family: str, target: Target, m: int, spread: str) -> Problem:
-    dtype = "bf16" if family == "dense" else needed_fp8(target)
-    made: Problem = registry.get(Family, family).problem(
-        Problem(m, 512, 256, *matrices(dtype, c="bf16", layout="TN"), groups=Groups(8, spread=spread))
-    )
-    return made
-
-
-def close(c: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
-    rms = exact.square().mean().sqrt()
-    error = ((c.double() - exact).abs() / (exact.abs() + rms)).nan_to_num(nan=float("inf")).max()
-    assert error <= tolerance
+        call, _, exact = make_call(asked, "cuda", seed)
+        assert verify.deviation(call(), exact) <= family.tolerance(asked)
 
 
 @pytest.mark.parametrize("mode", ["", "row", "row int8", "block", "mx", "mx_shuffled", "mx fp4"])
@@ -249,12 +231,3 @@ def quantised(w: torch.Tensor, mode: str, dtype: torch.dtype) -> tuple[torch.Ten
         return (numbers.round() if dtype == torch.int8 else numbers).to(dtype), scale
     scale = wide.view(w.shape[0], w.shape[1] // 128, 128, -1, 128).abs().amax((2, 4)) / most
     return (wide / scale.repeat_interleave(128, 1).repeat_interleave(128, 2)).to(dtype), scale
-
-
-def test_pytorch_computes_groups_that_were_never_tuned(gpu_machine: Machine) -> None:
-    a = torch.randn(40, 64, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(4, 48, 64, device="cuda", dtype=torch.bfloat16).mT
-    ends = torch.tensor([3, 3, 30, 40], dtype=torch.int32, device="cuda")
-    found = grouped(GroupedOperands(a, b, ends, None, None, torch.bfloat16))
-    for group, (first, last) in enumerate(((0, 3), (3, 3), (3, 30), (30, 40))):
-        torch.testing.assert_close(found[first:last], a[first:last] @ b[group], rtol=2e-2, atol=2e-2)

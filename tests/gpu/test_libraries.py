@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -14,45 +14,58 @@ from tests.support.nouns import Config, Groups, Machine, Operands, Problem, Reco
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.blaslt import algorithms
 from tritongemm.hip_ext.driver import driver
-from tritongemm.numerics import grouped, verify
+from tritongemm.numerics import grouped
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 
 BLASLT = registry.get(LibraryBackend, "blaslt")
-FP8 = ("fp8e4m3fn", "fp8e4m3fn")
+FP8, LAYOUTS = ("fp8e4m3fn", "fp8e4m3fn"), ("NN", "NT", "TN", "TT")
 
 
-def made(problem: Problem) -> Operands:
-    c = torch.empty(problem.m, problem.n, dtype=getattr(torch, problem.c.type.torch), device="cuda")
-    return DENSE.make_inputs(problem, "cuda") | {"c": c}
+def made(problem: Problem) -> tuple[Operands, torch.Tensor]:
+    """Operands with a C of NaN, and what it is to be."""
+    family, type_c = registry.get(Family, problem.family), getattr(torch, problem.c.type.torch)
+    operands = family.make_inputs(problem, "cuda")
+    c = torch.full(problem.operands["c"].extents, float("nan"), device="cuda").to(type_c)
+    return operands | {"c": c}, family.reference(problem, operands)
 
 
-def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object]:
-    """The call of an algorithm that the library must have."""
-    call = BLASLT.operation(problem, operands, config)
-    assert call is not None, f"no algorithm for {problem.key}"
-    return call
-
-
-def check(problem: Problem, config: Config | None = None, operands: Operands | None = None) -> None:
-    given = operands or made(problem)
-    call = operation(problem, given, config)
-
-    def run() -> None:
-        call()
+def check(
+    backend: LibraryBackend,
+    problem: Problem,
+    configs: Iterable[Config | None] = (None,),
+    given: tuple[Operands, torch.Tensor] | None = None,
+) -> None:
+    """Each algorithm, None for the library's own choice, computes the product on a stream, and in a graph."""
+    (operands, exact), stream = given or made(problem), torch.cuda.Stream()
+    spoilt = operands["c"].clone()  # NaN
+    for config in configs:
+        # Sums that are not promoted lose more the longer K is: a race would refuse them then.
+        is_fast = config is not None and config.option("fast")
+        tolerance = 0.1 if is_fast else registry.get(Family, problem.family).tolerance(problem)
         torch.cuda.synchronize()
-
-    found = verify.verify(problem, DENSE, run, given["c"], DENSE.reference(problem, given))
-    assert found.ok, f"{problem.key}: {found.reason}"
+        with torch.cuda.stream(stream):
+            call = backend.operation(problem, operands, config)
+            assert call is not None, f"no algorithm for {problem.key}"
+            operands["c"].copy_(spoilt)
+            call()
+        stream.synchronize()
+        assert deviation(*grouped.written(problem, operands["c"], exact)) <= tolerance, f"{config} of {problem.key}"
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+        operands["c"].copy_(spoilt)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert deviation(*grouped.written(problem, operands["c"], exact)) <= tolerance, f"{config}, in a graph"
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("bias", ["none", "n", "m"])
-@pytest.mark.parametrize(("row_a", "row_b"), list(itertools.product([True, False], repeat=2)))
-def test_layouts_and_biases(dtype: str, bias: str, row_a: bool, row_b: bool) -> None:
-    for m, n, k in ((128, 256, 192), (16, 40, 72), (1, 96, 64)):
-        check(Problem(m, n, k, *matrices(dtype, layout="NT"[row_a] + "NT"[row_b]), bias=bias))
+def test_layouts_and_biases(dtype: str, bias: str) -> None:
+    for layout, (m, n, k) in itertools.product(LAYOUTS, ((128, 256, 192), (16, 40, 72), (1, 96, 64))):
+        check(BLASLT, Problem(m, n, k, *matrices(dtype, layout=layout), bias=bias))
 
 
 @needs_gpu
@@ -62,34 +75,33 @@ def test_layouts_and_biases(dtype: str, bias: str, row_a: bool, row_b: bool) -> 
 def test_fp8_in_every_output(out: str) -> None:
     for bias in ("none",) if out == "fp8e4m3fn" else ("none", "n"):
         problem = Problem(64, 256, 512, *matrices(*FP8, out, layout="TN"), bias=bias)
-        check(problem)
-        operands = made(problem)
-        configs = BLASLT.list_algorithms(problem, operands)
+        configs = BLASLT.list_algorithms(problem, made(problem)[0])
         assert {c.option("fast") for c in configs} == {0, 1}
-        for config in (configs[0], configs[-1]):
-            check(problem, config, operands)
+        check(BLASLT, problem, (None, configs[0], configs[-1]))
     row = Problem(64, 256, 512, *matrices(*FP8, out))
-    assert BLASLT.operation(row, made(row)) is None  # not TN
+    assert BLASLT.operation(row, made(row)[0]) is None  # not TN
 
 
 @needs_gpu
 def test_int8_and_mixed_types() -> None:
-    check(Problem(64, 256, 512, *matrices("int8", c="int32", layout="TN")))
-    check(Problem(64, 256, 512, *matrices("int8", c="int32", layout="TN"), bias="n"))
-    check(Problem(64, 256, 512, *matrices(c="fp32", layout="TN")))
+    for types, bias in (
+        (("int8", "int8", "int32"), "none"),
+        (("int8", "int8", "int32"), "n"),
+        (("fp16", "", "fp32"), "none"),
+    ):
+        check(BLASLT, Problem(64, 256, 512, *matrices(*types, layout="TN"), bias=bias))
     mixed = Problem(64, 256, 512, *matrices(b="bf16", c="fp32"))
-    assert BLASLT.operation(mixed, made(mixed)) is None
+    assert BLASLT.operation(mixed, made(mixed)[0]) is None
 
 
 @needs_gpu
 def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
     problem = Problem(256, 1280, 2048, *matrices("bf16", layout="TN"), bias="n")
-    operands = made(problem)
-    configs = BLASLT.list_algorithms(problem, operands)
+    given = made(problem)
+    configs = BLASLT.list_algorithms(problem, given[0])
     assert len(configs) > 1 and len({algorithms.identity(c) for c in configs}) == len(configs)
     assert all(Config.parse(c.name) == c for c in configs)
-    for config in configs[:: max(1, len(configs) // 64)]:
-        check(problem, config, operands)
+    check(BLASLT, problem, configs[:: max(1, len(configs) // 64)], given)
     assert algorithms.resolve(configs[-1], problem, algorithms.version()) is configs[-1]
     assert algorithms.resolve(configs[-1], problem, 1) == configs[-1]  # found again by what it is
     gone = Config.parse(configs[0].name.replace("__tile", "__tile9"))
@@ -100,7 +112,7 @@ def test_every_algorithm_is_right_and_finds_its_way_back() -> None:
 @nvidia  # hipBLASLt's indices need no rebuilding
 def test_algorithms_are_rebuilt_from_their_attributes() -> None:
     problem = Problem(256, 1280, 2048, *matrices("bf16", layout="TN"))
-    operands = made(problem)
+    operands, exact = made(problem)
     prepared = algorithms._prepared(problem, operands, False)
     assert prepared is not None
     plan, _ = prepared
@@ -113,30 +125,17 @@ def test_algorithms_are_rebuilt_from_their_attributes() -> None:
             args = (operands["b"].data_ptr(), operands["a"].data_ptr(), c.data_ptr(), c.data_ptr())
             plan.prepare(again, *args)(algorithms._workspace(c.device, 0).data_ptr(), 0)
             torch.cuda.synchronize()
-            assert verify.deviation(c, DENSE.reference(problem, operands)) <= DENSE.tolerance(problem)
+            assert deviation(c, exact) <= DENSE.tolerance(problem)
     print(f"rebuilt {same} of {len(plan.algorithms)}")
     assert same >= len(plan.algorithms) // 2
 
 
 @needs_gpu
-def test_graphs_streams_and_operands_that_are_not_aligned() -> None:
-    problem = Problem(64, 128, 256, *matrices("bf16", layout="TN"), bias="m")
-    operands = made(problem)
-    call, c = operation(problem, operands), operands["c"]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-        stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    c.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert verify.deviation(c, DENSE.reference(problem, operands)) <= DENSE.tolerance(problem)
+def test_operands_that_are_not_aligned() -> None:
     odd = Problem(33, 7, 13, *matrices("bf16"))
-    flat = torch.randn(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
-    check(odd, None, made(odd) | {"a": flat[1:].view(33, 13)})
+    operands, exact = made(odd)
+    flat = torch.empty(33 * 13 + 1, device="cuda", dtype=torch.bfloat16)
+    check(BLASLT, odd, given=(operands | {"a": flat[1:].view(33, 13).copy_(operands["a"])}, exact))
 
 
 SIZES = ((1, 2112, 7168), (7, 336, 640), (33, 272, 1152), (96, 256, 512), (130, 1040, 2176))
@@ -153,26 +152,11 @@ def prepared(machine: Machine, name: str, problem: Problem) -> LibraryBackend:
     return backend
 
 
-def check_each(backend: LibraryBackend, problem: Problem, operands: Operands, exact: torch.Tensor, limit: int) -> int:
-    """Number of algorithms, each of which computes the product, in a graph too."""
-    configs, c, stream = backend.list_algorithms(problem, operands, limit), operands["c"], torch.cuda.Stream()
-    for config in configs:
-        # Sums that are not promoted lose more the longer K is: a race would refuse them then.
-        tolerance = 0.1 if config.option("fast") else registry.get(Family, problem.family).tolerance(problem)
-        with torch.cuda.stream(stream):
-            call = backend.operation(problem, operands, config)
-            assert call is not None, f"{config.name} is listed and can't be called"
-            c.fill_(float("nan"))
-            call()
-        stream.synchronize()
-        assert deviation(c, exact) <= tolerance, f"{config.name} of {problem.key}"
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            call()
-        c.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert deviation(c, exact) <= tolerance, f"{config.name} of {problem.key}, in a graph"
+def check_listed(backend: LibraryBackend, problem: Problem) -> int:
+    """Check each algorithm that a library lists for a product with scale factors; the number of them."""
+    given = scaled_operands.operands(problem, "cuda")
+    configs = backend.list_algorithms(problem, given[0], 12)
+    check(backend, problem, configs, given)
     return len(configs)
 
 
@@ -181,28 +165,44 @@ def check_each(backend: LibraryBackend, problem: Problem, operands: Operands, ex
 def test_fp8_with_every_granularity(gpu_machine: Machine, name: str, pair: str) -> None:
     dtype = needed_fp8(gpu_machine.target)
     backend = prepared(gpu_machine, name, scaled_operands.problem(96, 256, 512, PAIRS[pair], dtype))
-    counts = {}
-    for m, n, k in SIZES:
-        problem = scaled_operands.problem(m, n, k, PAIRS[pair], dtype)
-        operands, exact = scaled_operands.operands(problem, "cuda")
-        counts[m] = check_each(backend, problem, operands, exact, 12)
-    print(f"{name}, {pair}: algorithms by M {counts}")
-    assert counts[96], "no algorithm at 96 x 256 x 512"
+    counts = {size: check_listed(backend, scaled_operands.problem(*size, PAIRS[pair], dtype)) for size in SIZES}
+    print(f"{name}, {pair}: algorithms by size {counts}")
+    assert counts[96, 256, 512], "no algorithm at 96 x 256 x 512"
 
 
-@pytest.mark.parametrize("name", ["torch", "blaslt"])
-def test_fp8_with_a_bias(gpu_machine: Machine, name: str) -> None:
-    problem = scaled_operands.problem(33, 272, 640, PAIRS["row"], needed_fp8(gpu_machine.target), bias="n")
-    operands, exact = scaled_operands.operands(problem, "cuda")
-    assert check_each(prepared(gpu_machine, name, problem), problem, operands, exact, 8)
+@pytest.mark.parametrize(
+    ("name", "pair", "dtype", "m", "bias"),
+    [
+        ("torch", "row", "fp8", 33, "n"),
+        ("blaslt", "row", "fp8", 33, "n"),
+        *(("torch", pair, "int8", *case) for pair in ("tensor", "row") for case in ((33, "none"), (130, "n"))),
+    ],
+)
+def test_a_bias_and_int8(gpu_machine: Machine, name: str, pair: str, dtype: str, m: int, bias: str) -> None:
+    dtype = needed_fp8(gpu_machine.target) if dtype == "fp8" else dtype
+    problem = scaled_operands.problem(m, 272, 640, PAIRS[pair], dtype, bias=bias)
+    assert check_listed(prepared(gpu_machine, name, problem), problem)
 
 
-@pytest.mark.parametrize("pair", ["tensor", "row"])
-def test_int8_by_pytorch(gpu_machine: Machine, pair: str) -> None:
-    for m, bias in ((33, "none"), (130, "n")):
-        problem = scaled_operands.problem(m, 272, 640, PAIRS[pair], "int8", bias=bias)
-        operands, exact = scaled_operands.operands(problem, "cuda")
-        assert check_each(prepared(gpu_machine, "torch", problem), problem, operands, exact, 0)
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(
+    ("name", "family", "dtype", "bias"),
+    [
+        *((name, "dense", "bf16", bias) for name in ("torch", "blaslt") for bias in ("none", "n", "m")),
+        *(("torch", family, dtype, "none") for family, dtype in (("a8w8", "fp8"), ("a8w8", "int8"))),
+        ("torch", "a8w8_blockscale", "fp8", "none"),
+    ],
+)
+def test_batches(gpu_machine: Machine, name: str, family: str, dtype: str, bias: str, shared: str) -> None:
+    """Where a library has no batches of a kind, the backend computes one product after another."""
+    dtype = needed_fp8(gpu_machine.target) if dtype == "fp8" else dtype
+    for layout in LAYOUTS if family == "dense" else ("TN",):
+        stored = matrices(dtype, c="bf16", layout=layout, shared=shared)
+        problem = registry.get(Family, family).problem(Problem(48, 128, 256, *stored, bias=bias, batch=5))
+        backend, given = prepared(gpu_machine, name, problem), made(problem)
+        if backend.operation(problem, given[0]) is None and family != "dense":
+            pytest.skip("this PyTorch has no such product")
+        check(backend, problem, (None, *backend.list_algorithms(problem, given[0], 3)), given)
 
 
 @pytest.mark.parametrize(
@@ -249,22 +249,9 @@ def test_a_factor_in_another_ones_place_shows(gpu_machine: Machine) -> None:
 @pytest.mark.parametrize("counts", [(5, 0, 130, 1), (128, 256, 0, 128)])
 @pytest.mark.parametrize("room", [0, 264])
 def test_groups_of_rows(gpu_machine: Machine, family: str, dtype: str, counts: tuple[int, ...], room: int) -> None:
-    backend, numbers = registry.get(LibraryBackend, "deepgemm"), registry.get(Family, family)
     groups, operands_of = Groups(len(counts), room, "captured", counts), matrices(dtype, c="bf16", layout="TN")
-    problem = numbers.problem(Problem(sum(counts), 1040, 768, *operands_of, groups=groups))
-    state = registry.available(Backend, "deepgemm") and backend.supports(problem, gpu_machine.target)
-    if not state:
-        pytest.skip(state.reason)
-    operands = numbers.make_inputs(problem, "cuda")
-    operands["c"] = torch.empty(problem.operands["c"].shape, dtype=torch.bfloat16, device="cuda")
-    configs = backend.list_algorithms(problem, operands)
+    problem = registry.get(Family, family).problem(Problem(sum(counts), 1040, 768, *operands_of, groups=groups))
+    backend, given = prepared(gpu_machine, "deepgemm", problem), made(problem)
+    configs = backend.list_algorithms(problem, given[0])
     assert configs
-    for config in configs:
-        operands["c"].fill_(float("nan"))
-        call = backend.operation(problem, operands, config)
-        assert call is not None
-        operands["c"].fill_(float("nan"))
-        call()
-        torch.cuda.synchronize()
-        c, exact = grouped.written(problem, operands["c"], numbers.reference(problem, operands))
-        assert deviation(c, exact) <= numbers.tolerance(problem), config.name
+    check(backend, problem, configs, given)

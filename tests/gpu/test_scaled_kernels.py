@@ -121,37 +121,35 @@ def of(dtype: str, scales: str, m: int, n: int, k: int, **more: Any) -> Problem:
     return made
 
 
+OF_MX: dict[str, dict[str, Any]] = {
+    "one": {"sizes": ((300, 528, 1040), (7, 45, 330), (72, 136, 2176))},
+    **{
+        f"batch, {s or 'own'}": {"sizes": ((72, 136, 1088), (5, 45, 330)), "batch": 3, "shared": s}
+        for s in ("", "a", "b")
+    },
+    **{
+        f"groups of room {room}": {
+            "sizes": tuple((sum(MX_COUNTS), n, k) for n, k in ((136, 1088), (45, 330))),
+            "groups": Groups(len(MX_COUNTS), room, "captured", MX_COUNTS),
+        }
+        for room in (0, 140)
+    },
+}
+
+
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
-def test_kernels_apply_powers_of_two(gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str) -> None:
+@pytest.mark.parametrize("form", OF_MX)
+def test_kernels_apply_powers_of_two(
+    gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str, form: str
+) -> None:
     if not gpu.target.has("dot_scaled"):
         pytest.skip(f"{gpu.target.name} has no dot_scaled")
-    sizes = (300, 528, 1040), (7, 45, 330), (72, 136, 2176)
-    verify_all(gpu, compiler, [of(dtype, scales, *size) for size in sizes], MX_CONFIGS)
-
-
-@needs_gpu
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-def test_each_product_of_a_batch_has_its_own(
-    gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str, shared: str
-) -> None:
-    for size in ((72, 136, 1088), (5, 45, 330)):
-        problem = of(dtype, scales, *size, batch=3, shared=shared)
-        configs = [c for c in MX_CONFIGS if triton().check(c, problem, gpu.target)]
-        assert {"tile", "gemv"} <= {c.template for c in configs}
-        verify_all(gpu, compiler, [problem], configs)
-
-
-@needs_gpu
-@pytest.mark.parametrize(("dtype", "scales"), FORMS)
-@pytest.mark.parametrize("room", [0, 140])
-def test_each_group_has_its_own(gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str, room: int) -> None:
-    groups = Groups(len(MX_COUNTS), room, "captured", MX_COUNTS)
-    for n, k in ((136, 1088), (45, 330)):
-        problem = of(dtype, scales, sum(MX_COUNTS), n, k, groups=groups)
-        configs = [c for c in MX_GROUPED if triton().check(c, problem, gpu.target)]
-        assert {"grouped", "grouped_tile"} <= {c.template for c in configs}
+    more = dict(OF_MX[form])
+    for size in more.pop("sizes"):
+        problem = of(dtype, scales, *size, **more)
+        configs = [c for c in (MX_GROUPED if problem.groups else MX_CONFIGS) if triton().check(c, problem, gpu.target)]
+        assert {c.template for c in configs} >= ({"grouped", "grouped_tile"} if problem.groups else {"tile", "gemv"})
         verify_all(gpu, compiler, [problem], configs)
 
 

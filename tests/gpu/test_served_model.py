@@ -52,6 +52,43 @@ def test_a_patched_model(table: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert torch.equal(model[0](inputs[1]), expected[1])
 
 
+@pytest.mark.parametrize("layout", ["TT", "TN"])
+def test_a_region_serves_products_of_matrices(layout: str) -> None:
+    x, b, bias = normal(M, K), normal(K, N) if layout == "TT" else normal(N, K).t(), normal(N)
+    calls: list[Callable[[Tensor], Tensor]] = [
+        lambda x: torch.mm(x, b),
+        lambda x: torch.matmul(x, b),
+        lambda x: x @ b,
+        lambda x: x.unflatten(0, (-1, 4)) @ b,
+        lambda x: torch.addmm(bias, x, b),
+        lambda x: functional.linear(x, b.t()),
+        lambda x: functional.linear(x, b.t(), bias),
+    ]
+    beyond = normal(80, K)
+    theirs = [call(beyond) for call in calls]
+    of = [Problem(M, N, K, *matrices("bf16", layout=layout), bias=one) for one in ("none", "n")]
+    with tritongemm.serve([record(p, TILE) for p in of]):
+        served = [call(x) for call in calls]
+        assert all(torch.equal(call(beyond), expected) for call, expected in zip(calls, theirs, strict=True))
+        graph, captured = graph_of(calls[2], x)
+        apart, beside = (normal(t.numel() + 1)[1:].as_strided(t.size(), t.stride()).copy_(t) for t in (x, b))
+        for one, other in ((apart, b), (x, beside)):  # addresses that kernels don't take
+            assert_close(one @ other, x, b.t())
+        other = b.contiguous() if layout == "TN" else b.t().contiguous().t()
+        assert_close(x @ other, x, b.t())  # the other order, which has no row
+        trained = b.clone().requires_grad_()
+        with torch.enable_grad():
+            (x @ trained).sum().backward()
+        assert trained.grad is not None
+    for with_bias, out in zip((False,) * 4 + (True, False, True), served, strict=True):
+        assert torch.equal(out.view(M, N), tritongemm.mm(x, b.t(), bias if with_bias else None))
+        assert_close(out.view(M, N), x, b.t(), bias if with_bias else None)
+    x.copy_(normal(M, K))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_close(captured, x, b.t())
+
+
 class Attention(nn.Module):  # type: ignore[misc]
     """Three layers of one input, by which a model of transformers splits heads and multiplies."""
 

@@ -1,6 +1,7 @@
 """Every product that is tuned, served on a real GPU: exact integers, no rows, shipped tables."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,10 @@ import pytest
 import torch
 
 import tritongemm
-from tests.cpu.contracts.test_served_operations import CASES
+from tests.cpu.contracts.test_served_operations import CASES, KINDS
 from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed, triton
 from tests.support import shipped
-from tests.support.nouns import Config, Family, KernelBackend, Machine, Patch, Problem, matrices, registry
+from tests.support.nouns import Config, Family, Machine, Patch, Problem, Record, Target, matrices, registry
 from tests.support.operation_calls import CALLS, Rows, parts
 from tests.support.tuned_calls import make_call
 from tritongemm.hip_ext import machine
@@ -21,33 +22,88 @@ from tritongemm.serving import added_operations
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.quantize import own_fp8
 
-# test_scaled_serving.py has single products with factors in float32.
-OTHERS = {
-    name: of
-    for name, of in CASES.items()
-    if of.kind != "one" or "mx" in name or of.a.type.bytes > of.b.type.bytes or of.epilogue != "none"
-}
+ROW, RANGE = Config("tile", 16, 64, 128, 1, 1, 4, 2), Config("tile", 32, 64, 128, 1, 2, 4, 3)
+GROUPS = Config("grouped", 16, 64, 128, 1, 1, 4, 2)
 
 
-@pytest.mark.parametrize("of", OTHERS.values(), ids=OTHERS)
-def test_it_is_served_at_its_own_m_and_at_others(gpu_machine: Machine, dispatcher: Dispatcher, of: Problem) -> None:
-    """Eager and captured, by the launch of a tuned kernel."""
-    family, target, triton = registry.get(Family, of.family), gpu_machine.target, registry.get(KernelBackend, "triton")
+def rows_of(of: Problem, target: Target) -> list[Record]:
+    """A row in this GPU's fp8, and one of a range of M where a binary can serve that; none where it is not computed."""
     if "fp8e4m3fn" in (of.a.dtype, of.b.dtype) and of.a.scaling and of.a.scaling.dtype == "fp32":
         of = replace(of, a=of.a._replace(dtype=fp8(target)), b=of.b._replace(dtype=fp8(target)))
-    config = Config("grouped" if of.groups else "tile", 16, 64, 128, 1, 1, 4, 2)
-    if not family.supports(of, target) or not triton.check(config, of, target):
-        pytest.skip(f"{target.name}: {family.supports(of, target) and triton.check(config, of, target)}")
-    assert tritongemm.load([record(of, config)]) == 1
-    others = [of.at(m) for m in (7, 100) if not of.groups and serves_other_m(of.at(m), target.name)]
-    for here in (of, *others):
-        call, _, exact = make_call(here, "cuda")
+    config = GROUPS if of.groups else ROW
+    if not registry.get(Family, of.family).supports(of, target) or not triton().check(config, of, target):
+        return []
+    has_range = not of.groups and of.a.row_major and triton().check(RANGE, of.at(64), target)
+    return [record(of, config), *([record(of.at(64), RANGE, m_from=17)] if has_range else [])]
+
+
+def assert_right(of: Problem, out: torch.Tensor, exact: torch.Tensor) -> None:
+    there = ~exact[..., 0].isnan()
+    assert verify.deviation(out[there], exact[there]) <= registry.get(Family, of.family).tolerance(of)
+
+
+@pytest.mark.parametrize("of", CASES.values(), ids=CASES)
+def test_it_is_served_at_its_own_m_and_at_others(gpu_machine: Machine, dispatcher: Dispatcher, of: Problem) -> None:
+    """Eager, and replayed on other numbers: by its row, a row of a range of M, that of another M, or by PyTorch."""
+    rows, arch = rows_of(of, gpu_machine.target), gpu_machine.target.name
+    if not rows:
+        pytest.skip(f"{arch} does not compute it")
+    of = rows[0].problem
+    call, _, exact = make_call(of, "cuda")
+    there = ~exact[..., 0].isnan()
+    assert verify.deviation(call()[there], exact[there]) < 0.05, "PyTorch's"
+    assert tritongemm.load(rows) == len(rows)
+    kinds = {of.m: "near"} if of.groups else {of.m: "exact", 17: "range", 64: "exact"} if rows[1:] else {of.m: "exact"}
+    for m in (7, 100) if not of.groups else ():
+        if serves_other_m(of.at(m), arch) or of.epilogue == "none":
+            kinds[m] = "near" if serves_other_m(of.at(m), arch) else "fallback"
+    for m, kind in kinds.items():
+        here = of if m == of.m else of.at(m)
+        (call, own, exact), (_, others, other_exact) = make_call(here, "cuda"), make_call(here, "cuda", seed=5)
         said = tritongemm.explain(call.name, *call.given, **call.named)
-        assert said.startswith("exact: " if here is of and not of.groups else "near: "), said
-        outs = [call(), replayed(call)]
-        there = ~exact[..., 0].isnan()
-        assert all(verify.deviation(out[there], exact[there]) <= family.tolerance(here) for out in outs)
-    assert all(type(ready).__name__ == "OperandCall" for ready in dispatcher.calls.table.values())
+        assert said.startswith(f"{kind}: "), said
+        assert_right(here, call(), exact)
+        graph, out = graph_of(call)
+        for name, operand in own.items():
+            operand.copy_(others[name])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(here, out, other_exact)
+
+
+@pytest.fixture
+def kinds(gpu_machine: Machine, dispatcher: Dispatcher) -> list[Problem]:
+    """A problem of each kind that is computed here, whose rows are loaded."""
+    rows = [found for name in KINDS if (found := rows_of(CASES[name], gpu_machine.target))]
+    tritongemm.load([one for found in rows for one in found])
+    return [found[0].problem for found in rows]
+
+
+def test_one_compiled_graph_serves_every_m(kinds: list[Problem]) -> None:
+    torch._dynamo.reset()
+    first = [make_call(of, "cuda")[0] for of in kinds]
+
+    def compute(given: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        return [call(*tensors) * 2 for call, tensors in zip(first, given, strict=True)]
+
+    compiled = torch.compile(compute, fullgraph=True, dynamic=True)
+    for m in (16, 40, 100):
+        calls = [make_call(of.at(m), "cuda") for of in kinds]
+        for of, (_, _, exact), out in zip(kinds, calls, compiled([call.tensors for call, *_ in calls]), strict=True):
+            assert_right(of.at(m), out / 2, exact)
+
+
+def test_threads_have_launches_of_their_own(kinds: list[Problem]) -> None:
+    calls = [(of, *make_call(of, "cuda")[::2]) for of in kinds]
+
+    def work(_: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for of, call, exact in calls * 20:
+                assert_right(of, call(), exact)
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 @pytest.mark.usefixtures("gpu_machine")

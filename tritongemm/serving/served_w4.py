@@ -46,6 +46,8 @@ _FORMATS: Final = {
 }
 _TENSORS: Final = {_GPTQ: ("qweight", "scales"), _AWQ: ("qweight", "scales"),
                    _COMPRESSED: ("weight_packed", "weight_scale")}  # fmt: skip
+_INDEX: Final = {_GPTQ: "g_idx", _COMPRESSED: "weight_g_idx"}  # the group of each number along K
+_SORTED: Final = ("group", "dynamic")  # what compressed-tensors says where groups are not of neighbours along K
 _USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None, "alpha": 1.702, "limit": 7.0}
 
 
@@ -92,10 +94,23 @@ def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
         return _convert_nvfp4(module, (weight, scale, second), rows)
     if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
         return "its weight is not packed in int32 with factors for groups"
+    if why := _order_unsaid(module, format_):
+        return why
     rows_, columns = weight.shape
     n, k = {_GPTQ: (columns, rows_ * 8), _AWQ: (columns * 8, rows_)}.get(format_, (rows_, columns * 8))
     own = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
     return choose(rows, (n, k), own, lambda dtype, order: _pack(module, format_, dtype, order))
+
+
+def _order_unsaid(module: Any, format_: str) -> str:
+    """Return why a layer's numbers along K are in no known order: a quantiser sorted them, and no index says how."""
+    scheme = getattr(vars(module).get("quantization_scheme"), "weights", None)
+    of_scheme = getattr(scheme, "actorder", None)
+    sorts = {_GPTQ: getattr(module, "desc_act", False), _COMPRESSED: getattr(of_scheme, "value", of_scheme) in _SORTED}
+    index = getattr(module, name := _INDEX.get(format_, ""), None)
+    if not sorts.get(format_) or (isinstance(index, Tensor) and bool((index >= 0).any())):
+        return ""
+    return f"its K is sorted ({'desc_act' if format_ == _GPTQ else 'actorder'}), and no {name} says how"
 
 
 def _convert_nvfp4(module: Any, stored: tuple[Any, Any, Tensor], rows: _Rows) -> PackedWeight | str:
@@ -274,7 +289,7 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
             return pack_awq(module.qweight, module.scales, module.qzeros, dtype=dtype, order=order)
         if format_ == _GPTQ:
             stored = "gptq_v2" if module.qzero_format() == 2 else "gptq"
-            given = module.qweight, module.scales, module.qzeros, module.g_idx
+            given = module.qweight, module.scales, module.qzeros, getattr(module, "g_idx", None)
             return pack_gptq(*given, checkpoint_format=stored, dtype=dtype, order=order)
         more = (getattr(module, name, None) for name in ("weight_zero_point", "weight_g_idx"))
         given = module.weight_packed.detach(), module.weight_scale.detach(), *more

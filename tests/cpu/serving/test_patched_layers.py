@@ -307,7 +307,11 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
     quantised, broken = layers.of_nvfp4().layer, layers.of_nvfp4().layer
     quantised.quantization_scheme = SimpleNamespace(input_activations="fp4")
     broken.weight_scale = broken.weight_scale[:, 1:]
+    unsaid, sorted_ = layers.gptq(), layers.CompressedLinear(weight_packed=bits.COMPRESSED, weight_scale=bits.HALF.t())
+    unsaid.desc_act, unsaid.g_idx = True, None
+    sorted_.quantization_scheme = SimpleNamespace(weights=SimpleNamespace(actorder="group"), input_activations=None)
     model = nn.ModuleDict({
+        "unsaid": unsaid, "sorted": sorted_,
         "asymmetric": layers.gptq(0x77777771), "marlin": layers.MarlinQuantLinear(), "narrow": narrow,
         "other": layers.CompressedLinear(weight_packed=bits.COMPRESSED[:8], weight_scale=bits.HALF.t()[:8]),
         "quantised": quantised, "broken": broken, "served": layers.gptq(),
@@ -321,6 +325,8 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
         "narrow": "its bits is 3",
         "other": f"no row of int4 for N=8, K={K}",
         "quantised": "its activations are quantised to fp4 too",
+        "unsaid": "its K is sorted (desc_act), and no g_idx says how",
+        "sorted": "its K is sorted (actorder), and no weight_g_idx says how",
     }
     assert model["served"].w4_order == "halves_32"
     with pytest.raises(AssertionError, match="own product"):

@@ -46,8 +46,8 @@ _FORMATS: Final = {
 }
 _TENSORS: Final = {_GPTQ: ("qweight", "scales"), _AWQ: ("qweight", "scales"),
                    _COMPRESSED: ("weight_packed", "weight_scale")}  # fmt: skip
-_INDEX: Final = {_GPTQ: "g_idx", _COMPRESSED: "weight_g_idx"}  # the group of each number along K
-_SORTED: Final = ("group", "dynamic")  # what compressed-tensors says where groups are not of neighbours along K
+# What says that a quantiser sorted K, and the group of each number along it.
+_SORTED: Final = {_GPTQ: ("desc_act", "g_idx"), _COMPRESSED: ("actorder", "weight_g_idx")}
 _USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None, "alpha": 1.702, "limit": 7.0}
 
 
@@ -89,7 +89,7 @@ def convert(module: Any, rows: _Rows) -> Converted | str:
 
 def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
     format_ = _format(type(module))
-    weight, scale, second = (getattr(module, name, None) for name in (*_TENSORS[format_], "weight_global_scale"))
+    weight, scale, second = (_given(module, name) for name in (*_TENSORS[format_], "weight_global_scale"))
     if isinstance(second, Tensor):
         return _convert_nvfp4(module, (weight, scale, second), rows)
     if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
@@ -104,13 +104,17 @@ def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
 
 def _order_unsaid(module: Any, format_: str) -> str:
     """Return why a layer's numbers along K are in no known order: a quantiser sorted them, and no index says how."""
-    scheme = getattr(vars(module).get("quantization_scheme"), "weights", None)
-    of_scheme = getattr(scheme, "actorder", None)
-    sorts = {_GPTQ: getattr(module, "desc_act", False), _COMPRESSED: getattr(of_scheme, "value", of_scheme) in _SORTED}
-    index = getattr(module, name := _INDEX.get(format_, ""), None)
-    if not sorts.get(format_) or (isinstance(index, Tensor) and bool((index >= 0).any())):
+    option, name = _SORTED.get(format_, ("", ""))
+    owner = module if format_ == _GPTQ else _given(vars(module).get("quantization_scheme"), "weights")
+    index = _given(module, name)
+    says = isinstance(index, Tensor) and bool((index >= 0).any())
+    if says or _given(owner, option) not in (True, "group", "dynamic"):
         return ""
-    return f"its K is sorted ({'desc_act' if format_ == _GPTQ else 'actorder'}), and no {name} says how"
+    return f"its K is sorted ({option}), and no {name} says how"
+
+
+def _given(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
 
 
 def _convert_nvfp4(module: Any, stored: tuple[Any, Any, Tensor], rows: _Rows) -> PackedWeight | str:
@@ -289,9 +293,9 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
             return pack_awq(module.qweight, module.scales, module.qzeros, dtype=dtype, order=order)
         if format_ == _GPTQ:
             stored = "gptq_v2" if module.qzero_format() == 2 else "gptq"
-            given = module.qweight, module.scales, module.qzeros, getattr(module, "g_idx", None)
+            given = module.qweight, module.scales, module.qzeros, _given(module, "g_idx")
             return pack_gptq(*given, checkpoint_format=stored, dtype=dtype, order=order)
-        more = (getattr(module, name, None) for name in ("weight_zero_point", "weight_g_idx"))
+        more = (_given(module, name) for name in ("weight_zero_point", "weight_g_idx"))
         given = module.weight_packed.detach(), module.weight_scale.detach(), *more
         return pack_compressed_tensors(*given, dtype=dtype, order=order)
 

@@ -173,6 +173,7 @@ FOUR_BITS = (
     Config("tile", 16, 64, 256, 1, 2, 4, 3, (("poll", 1), ("swap_ab", 1))),
     Config("fragments", 16, 64, 256, 1, 2, 2, 3, (("slices", 2), *SWAPPED)),
     Config("fragments", 64, 128, 128, 4, 1, 8, 4, SWAPPED),
+    Config("fragments", 32, 64, 256, 1, 2, 4, 3, SWAPPED),
     Config("ws_fragments", 128, 128, 128, 2, 1, 8, 4, (("epilogue_parts", 1), ("share", 1), *SWAPPED)),
     Config("ws_fragments", 64, 128, 64, 1, 2, 8, 4, (("epilogue_parts", 1), ("share", 0), *SWAPPED)),
 )

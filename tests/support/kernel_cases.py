@@ -46,11 +46,12 @@ MX_GROUPED = (
     Config("grouped_tile", 16, 64, 128, 2),
     Config("grouped_tma", 16, 32, 128, 2),
 )
-# Warps that share a block of K, slices shorter and longer than a group of a scale; splits; wide tiles; a rest of K.
+# Warps that share a block of K, slices shorter and longer than a scale's group; splits; wide tiles; a rest of K; parts.
 FRAGMENTS = (
     Config("fragments", 8, 32, 256, split_k=2, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),
     Config("fragments", 16, 16, 256, split_k=2, num_warps=2, options=(("poll", 1), ("slices", 2), ("swap_ab", 1))),
     Config("fragments", 32, 64, 128, num_warps=4, options=(("swap_ab", 1),)),
+    Config("fragments", 16, 64, 256, split_k=2, num_warps=4, options=(("poll", 1), ("swap_ab", 1))),
 )
 FRAGMENTS_OF_GROUPS = (
     Config("grouped_fragments", 8, 32, 256, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),

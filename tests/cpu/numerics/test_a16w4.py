@@ -65,6 +65,7 @@ def in_order(problem: Problem, order: str) -> Problem:
     heavy(FP8.problem(MX, "block_rows_weight_mx"), SM90),
     heavy(replace(FP4, groups=GROUPS), SM90),
     (replace(IN_FRAGMENTS, bias="n"), SM90),
+    (replace(in_order(ZEROS, "fragments"), n=48), SM90),
     (replace(in_order(IN_GROUPS, "fragments"), n=48), SM90),
     (replace(in_order(FP4, "fragments"), n=48, groups=replace(GROUPS, room=11)), SM90),
     (replace(in_order(FAMILY.problem(FP16, "weight_64_zeros_fp16"), "fragments"), n=48), SM90),

@@ -183,7 +183,9 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
         slow = (config.block_n // config.num_warps != WARP_COLUMNS and not wide) or slice_k > UNSLICED_K
         if alone and problem.m <= CLOSE_ROWS:
             halved = wide and wider == 4 and problem.m > SLICED_ROWS and slice_k == SLICE // 2
-            slow |= config.block_m != held or config.num_stages < CLOSE_STAGES or (unlike and not halved)
+            in_parts = wider == 1 and problem.m <= WIDE_WARP_ROWS and config.num_stages == CLOSE_STAGES
+            like = halved or (in_parts and slice_k == 2 * SLICE == 2 * problem.scale_depth)
+            slow |= config.block_m != held or config.num_stages < CLOSE_STAGES or (unlike and not like)
     shape = f"BN {config.block_n} and {slice_k} along K a warp, {config.num_warps} warps, {config.num_stages} stages"
     return f"{shape}: never the fastest" if slow else None
 

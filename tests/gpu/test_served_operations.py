@@ -14,12 +14,14 @@ from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed, t
 from tests.support import shipped
 from tests.support.nouns import Config, Family, Machine, Patch, Problem, Record, Target, matrices, registry
 from tests.support.operation_calls import CALLS, Rows, parts
+from tests.support.products import product
 from tests.support.tuned_calls import make_call
 from tritongemm.hip_ext import machine
 from tritongemm.numerics import epilogues, verify
 from tritongemm.operations.torch_limits import serves_other_m
-from tritongemm.serving import added_operations
+from tritongemm.serving import added_operations, server_calls
 from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.serving.linear_fp8 import BlockOperands
 from tritongemm.serving.quantize import own_fp8
 
 ROW, RANGE = Config("tile", 16, 64, 128, 1, 1, 4, 2), Config("tile", 32, 64, 128, 1, 2, 4, 3)
@@ -104,6 +106,31 @@ def test_threads_have_launches_of_their_own(kinds: list[Problem]) -> None:
     torch.cuda.synchronize()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
+
+
+@pytest.mark.parametrize("scales", ["block", "block_tma"])
+def test_a_servers_memory_is_written(
+    gpu_machine: Machine, dispatcher: Dispatcher, scales: str, monkeypatch: Patch
+) -> None:
+    """Where a row wants the factors of A padded, those that a server has dense are copied."""
+    monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
+    rows = rows_of(product("a8w8_blockscale", 18, 384, 512, "fp8e4m3fn", scales), gpu_machine.target)
+    if not rows:
+        pytest.skip("no units of fp8")
+    tritongemm.load(rows[:1])
+    of = rows[0].problem
+    call, _, exact = make_call(of, "cuda")
+    a, b, of_a, of_b, *_ = call.tensors
+    out = torch.full((of.m, of.n), torch.nan, dtype=torch.bfloat16, device="cuda")
+    given = BlockOperands(a, b, of_b, of_a.t().contiguous().t(), out=out)
+    for _ in range(2):
+        assert server_calls.product_or(given, lambda: pytest.fail("not served")) is out
+        assert_right(of, out, exact)
+        out.fill_(torch.nan)
+    graph, _ = graph_of(server_calls.product_or, given, lambda: pytest.fail("not served"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right(of, out, exact)
 
 
 @pytest.mark.usefixtures("gpu_machine")

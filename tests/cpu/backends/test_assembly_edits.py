@@ -10,6 +10,7 @@ from triton.backends.compiler import GPUTarget
 
 from tests.support import raising
 from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, cases, each, heavy, loader, matrices, registry
+from tests.support.tables import apart
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
 from tritongemm.backends.triton.role_frames import shorten
@@ -119,9 +120,6 @@ def test_sums_are_sent_completely_or_not_at_all() -> None:
     with pytest.raises(UnknownAssemblyError, match="send"):
         edit(other)
     assert "tritongemm: " not in after
-
-
-def test_splits_without_blocks_of_their_own_exchange_nothing() -> None:
     triton = registry.get(KernelBackend, "triton")
     assert "must have a block of K" in triton.check(EXCHANGING, replace(scaled(64), k=128), SM90).reason
 
@@ -285,10 +283,8 @@ def test_unknown_assembly_is_left_as_it_is(monkeypatch: Patch) -> None:
     assert isinstance(launch, Launch) and launch.cluster == 1 and code
 
 
-@pytest.mark.parametrize(
-    ("m", "block_m", "pairs"), [(64, 64, False), (256, 128, True), (384, 128, False), (4096, 128, True)]
-)
-def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pairs: bool) -> None:
+@apart((64, 64, False), (256, 128, True), (384, 128, False), (4096, 128, True))
+def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pairs: bool, /) -> None:
     problem = scaled(m)
     kept: Any = prune(space(problem, SM90, templates=("ws_tma",)), problem, SM90).kept
     assert {c.option("pair") for c in kept if c.block_m == block_m <= c.block_n} == ({0, 1} if pairs else {0})

@@ -35,12 +35,8 @@ SIZES = ((1, 4096, 4096), (33, 100, 77), (1024, 1280, 8192), (4096, 4096, 4096))
 EVERY = pairwise([GFX942, GFX950], ["TN", "TT", "NN", "NT"], SIZES)
 
 
-@pytest.mark.parametrize(
-    ("facts", "layout", "size"),
-    [*EVERY[:2], *(heavy(*case) for case in EVERY[2:])],
-    ids=lambda value: getattr(value, "name", str(value)),
-)
-def test_every_size_has_instances_that_render(facts: Target, layout: str, size: tuple[int, int, int]) -> None:
+@apart(*EVERY[:2], *(heavy(*case) for case in EVERY[2:]), ids=lambda value: getattr(value, "name", str(value)))
+def test_every_size_has_instances_that_render(facts: Target, layout: str, size: tuple[int, int, int], /) -> None:
     problem = Problem(*size, *matrices("bf16", layout="NT"[layout[0] == "T"] + "NT"[layout[1] == "T"]))
     configs = ck.candidates(problem, facts)
     assert configs
@@ -152,7 +148,7 @@ def test_what_a_binary_depends_on(tmp_path: Path, monkeypatch: Patch) -> None:
     assert digest() not in others
 
 
-def test_pipeline_5_reads_along_k_only_and_a_split_adds_no_bias_and_no_integers() -> None:
+def test_pipeline_5_reads_along_k_only_and_bundles_hold_a_code_for_each_gpu() -> None:
     config = Config.parse(SMALL.replace("pipeline1", "pipeline5").replace("bn32", "bn128").replace("bm32", "bm64"))
     assert ck.check(config, BF16, GFX942)
     assert (
@@ -163,6 +159,16 @@ def test_pipeline_5_reads_along_k_only_and_a_split_adds_no_bias_and_no_integers(
     integers = Problem(1024, 4096, 4096, *matrices("int8", c="int32", layout="TN"))
     assert "int32" in ck.check(split, integers, GFX942).reason
     assert all(c.split_k == 1 for c in ck.candidates(replace(BF16, bias="m"), GFX942))
+    both = bundle(
+        ("host-x86_64-unknown-linux--", b""),
+        ("hipv4-amdgcn-amd-amdhsa--gfx942:xnack-", b"nine"),
+        ("hipv4-amdgcn-amd-amdhsa--gfx950", b"five"),
+    )
+    assert elf.device_code(both, "gfx942") == b"nine" and elf.device_code(both, "gfx950") == b"five"
+    refuses(r"for host.*, hipv4-amdgcn-amd-amdhsa--gfx950, not gfx90a", elf.device_code, both, "gfx90a")
+    refuses("ends at byte", elf.device_code, both[:-2], "gfx950")
+    refuses("truncated", elf.device_code, both[:40], "gfx950")
+    refuses("not an ELF file", elf.device_code, b"CCOB", "gfx950")
 
 
 @pytest.mark.parametrize(("facts", "dtype"), [(GFX942, "fp8e4m3fnuz"), (GFX950, "fp8e4m3fn")])
@@ -272,19 +278,6 @@ def bundle(*entries: tuple[str, bytes]) -> bytes:
         table += struct.pack("<QQQ", at, len(code), len(triple)) + triple.encode()
         at += len(code)
     return head + table + b"".join(code for _, code in entries)
-
-
-def test_bundles() -> None:
-    both = bundle(
-        ("host-x86_64-unknown-linux--", b""),
-        ("hipv4-amdgcn-amd-amdhsa--gfx942:xnack-", b"nine"),
-        ("hipv4-amdgcn-amd-amdhsa--gfx950", b"five"),
-    )
-    assert elf.device_code(both, "gfx942") == b"nine" and elf.device_code(both, "gfx950") == b"five"
-    refuses(r"for host.*, hipv4-amdgcn-amd-amdhsa--gfx950, not gfx90a", elf.device_code, both, "gfx90a")
-    refuses("ends at byte", elf.device_code, both[:-2], "gfx950")
-    refuses("truncated", elf.device_code, both[:40], "gfx950")
-    refuses("not an ELF file", elf.device_code, b"CCOB", "gfx950")
 
 
 def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)) -> Path:

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Artifact, Config, KernelBackend, Patch, Target, cases, fails, heavy, registry
+from tests.support.nouns import Artifact, BuildPool, Config, KernelBackend, Patch, Target, cases, fails, heavy, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.backends import _cpp_instances
 from tritongemm.backends.cutlass import backend as cutlass_module
 from tritongemm.backends.cutlass import instances as cutlass_instances
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.core.launch import Buffer, HostLaunch, Param
 from tritongemm.core.problem import Operand, Problem, matrices

@@ -7,11 +7,10 @@ import torch
 
 from tests.support import scaled_operands
 from tests.support.fakes.blaslt_library import NEEDS_COMPILER, NO_CAPTURE
-from tests.support.nouns import Backend, Family, Problem, Record, Support, loader, matrices, registry
+from tests.support.nouns import Backend, Family, Problem, Record, Scaling, Support, loader, matrices, registry
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import scale_modes, served_algorithm
-from tritongemm.core.scaling import Scaling
 from tritongemm.hip_ext.blaslt.library import Library
 from tritongemm.numerics.verify import deviation
 

@@ -12,13 +12,12 @@ from torch import Tensor
 from tests.support import scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.kernel_cases import GFX942, SM90, SPLIT
-from tests.support.nouns import Operand, Patch, Problem, each, load_target, matrices, registry
+from tests.support.nouns import Operand, Patch, Problem, Scaling, each, load_target, matrices, registry
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.backends.torch.backend import single
 from tritongemm.codegen import render
-from tritongemm.core.scaling import Scaling
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 
@@ -155,13 +154,23 @@ def test_pytorch_computes_a_batch_as_its_users_do(shared: str, row_a: bool, bias
     assert deviation(operands["c"], DENSE.reference(problem, operands)) < 1e-6
 
 
-def test_which_function_a_generated_module_calls() -> None:
+def test_which_function_a_generated_module_calls_and_why_none() -> None:
     baseline = registry.baseline()
     assert baseline.torch_function(BATCH) == "bmm" and baseline.torch_function(replace(BATCH, bias="n")) == "baddbmm"
     text = render.module(
         replace(BATCH, bias="n", b=BATCH.b._replace(shared=True)), [SPLIT], SM90, 0.1, 1.0, library="baddbmm"
     )
     assert "torch.baddbmm(bias[:, None], a, b.expand(BATCH, K, N), out=c)" in text
+    problem = registry.get(Family, "a8w8").problem(
+        Problem(32, 32, 32, *matrices("fp8e4m3fn", c="bf16", layout="TN"), batch=2)
+    )
+    assert "where each has its own" in registry.get(Backend, "blaslt").supports(problem, SM90).reason
+    plain = A16W4.problem(Problem(5, 64, 512, *matrices("bf16", "int4", "bf16", layout="TN")), "weight_128")
+    assert "adds no bias" in MIXED.supports(replace(plain, bias="n"), load_target("sm90")).reason
+    fp4 = A16W4.problem(replace(plain, b=plain.b._replace(dtype="fp4e2m1")))
+    assert "by int4, not bf16-fp4e2m1-bf16" in MIXED.supports(fp4, load_target("sm90")).reason
+    operands = A16W4.make_inputs(plain, "cpu") | {"c": torch.empty(5, 64, dtype=torch.bfloat16)}
+    assert [config.template for config in MIXED.list_algorithms(plain, operands)] == ["int4pack"]  # without vLLM
 
 
 @each("rows", [5, 12])
@@ -195,13 +204,6 @@ def test_eight_bits_are_multiplied_one_product_after_another(family: str, bias: 
         assert call is not None
         call()
         assert deviation(c, plugin.reference(problem, operands)) < 1e-6
-
-
-def test_the_vendors_library_says_why_it_has_no_factors_of_a_batch() -> None:
-    problem = registry.get(Family, "a8w8").problem(
-        Problem(32, 32, 32, *matrices("fp8e4m3fn", c="bf16", layout="TN"), batch=2)
-    )
-    assert "where each has its own" in registry.get(Backend, "blaslt").supports(problem, SM90).reason
 
 
 @each("backend", ["ck", "cutlass", "asm"])
@@ -296,12 +298,3 @@ def test_they_compute_what_the_family_means(scales: str, order: str) -> None:
         assert call is not None
         call()
         assert deviation(moved["c"], exact) > 0.1
-
-
-def test_what_they_do_not_compute_is_said() -> None:
-    plain = A16W4.problem(Problem(5, 64, 512, *matrices("bf16", "int4", "bf16", layout="TN")), "weight_128")
-    assert "adds no bias" in MIXED.supports(replace(plain, bias="n"), load_target("sm90")).reason
-    fp4 = A16W4.problem(replace(plain, b=plain.b._replace(dtype="fp4e2m1")))
-    assert "by int4, not bf16-fp4e2m1-bf16" in MIXED.supports(fp4, load_target("sm90")).reason
-    operands = A16W4.make_inputs(plain, "cpu") | {"c": torch.empty(5, 64, dtype=torch.bfloat16)}
-    assert [config.template for config in MIXED.list_algorithms(plain, operands)] == ["int4pack"]  # without vLLM

@@ -13,7 +13,7 @@ import torch
 
 import tritongemm
 from tests.support import ROOT, forked
-from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, heavy, loader, matrices
+from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, apart, heavy, loader, matrices
 from tritongemm.build import prepare
 from tritongemm.cli import tune
 from tritongemm.workloads import sizes
@@ -78,12 +78,9 @@ def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
     assert floor(1.0) == pytest.approx(least[floors.MOST_BROUGHT]) and len(asked) == floors.MOST_BROUGHT
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("- {M: 16, N: 16}\n", "has no K"), ("- {M: 16, N: 16, K: 16}\n", "holds no results, only sizes")],
-)
+@apart(("- {M: 16, N: 16}\n", "has no K"), ("- {M: 16, N: 16, K: 16}\n", "holds no results, only sizes"))
 def test_a_file_of_no_results_is_named_before_a_gpu_is_looked_for(
-    floors: ModuleType, tmp_path: Path, monkeypatch: Patch, capsys: Capsys, text: str, said: str
+    text: str, said: str, /, floors: ModuleType, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     file = tmp_path / "results.yaml"
     file.write_text(text)

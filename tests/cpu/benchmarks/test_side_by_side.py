@@ -104,11 +104,22 @@ def test_argument_errors(arguments: list[str], said: str, /, script: ModuleType,
     assert end.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_torch_always_runs_first_and_there_are_48_sizes(script: ModuleType) -> None:
+def test_torch_always_runs_first_and_winners_hold(script: ModuleType) -> None:
     assert script.parse(["--competitors", "ours,inductor"]).competitors == ["torch", "inductor", "ours"]
     found = script.problems(script.SIZES)
     assert len(found) == len(set(found)) == 48 and PROBLEM in found
     assert {p.m for p in found} == {1, 16, 64, 256, 1024, 4096} and len({(p.n, p.k) for p in found}) == 8
+    hold = importlib.import_module("competitors._hold")
+    base: dict[str, Any] = {
+        "problem": PROBLEM, "target": "sm90", "config": Config("tile", 16, 64, 64), "spread": 0.0,
+        "timer": "events",
+    }  # fmt: skip
+    won = Record(**base, winner="triton", seconds=1e-6, library_seconds=2e-6, library="torch")
+    lost = Record(**base, winner="torch", seconds=3e-6, library_seconds=2e-6, library="torch")
+    assert hold.gains([won, lost]) == [won]
+    found = hold.outcome([{"then": 2.0, "now": n} for n in (2.0, 1.97, 2.2)] + [{"then": 2.0, "reason": "gone"}])
+    assert found["gains"] == 4 and found["within"] == 0.5 and found["not_lower"] == 0.75
+    assert "gone" in hold.line({"key": "k", "then": 2.0, "reason": "gone", "config": "c"})
 
 
 def test_it_needs_a_gpu_and_plain_linear_layers(
@@ -159,17 +170,3 @@ def test_sizes_for_the_tuner_are_read_back_and_the_best_of_a_journal(script: Mod
     journal = tmp_path / "out.yaml.journal"
     journal.write_text("\n".join(['{"header": {}}', *lines, '{"torn']))
     assert tuned.best_triton(journal) == {PROBLEM: sure} and tuned.best_triton(tmp_path / "none") == {}
-
-
-def test_winners_hold(script: ModuleType) -> None:
-    hold = importlib.import_module("competitors._hold")
-    base: dict[str, Any] = {
-        "problem": PROBLEM, "target": "sm90", "config": Config("tile", 16, 64, 64), "spread": 0.0,
-        "timer": "events",
-    }  # fmt: skip
-    won = Record(**base, winner="triton", seconds=1e-6, library_seconds=2e-6, library="torch")
-    lost = Record(**base, winner="torch", seconds=3e-6, library_seconds=2e-6, library="torch")
-    assert hold.gains([won, lost]) == [won]
-    found = hold.outcome([{"then": 2.0, "now": n} for n in (2.0, 1.97, 2.2)] + [{"then": 2.0, "reason": "gone"}])
-    assert found["gains"] == 4 and found["within"] == 0.5 and found["not_lower"] == 0.75
-    assert "gone" in hold.line({"key": "k", "then": 2.0, "reason": "gone", "config": "c"})

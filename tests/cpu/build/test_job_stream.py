@@ -10,11 +10,10 @@ from queue import Empty
 import pytest
 
 from tests.support import fake_ray
-from tests.support.nouns import Artifact, CompileJob, Config, Patch, Problem, each
+from tests.support.nouns import Artifact, ArtifactCache, CompileJob, Config, Patch, Problem, each
 from tests.support.nouns import loader as target_files
 from tests.support.stores import ONE, record
 from tritongemm.build import pool as pool_module
-from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool, JobStream
 from tritongemm.build.prepare import compile_job, prepare_launches

@@ -9,14 +9,13 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Defaults, Patch, Problem, results_format
+from tests.support.nouns import Defaults, InputError, OutputError, Patch, Problem, UnavailableError, results_format
 from tests.support.nouns import loader as target_files
 from tests.support.stand_in_campaigns import Rig, result
 from tritongemm.campaigns import driver, stages
 from tritongemm.campaigns.device_load import CountedEvaluator, describe_loads
 from tritongemm.campaigns.driver import STAGES, run_campaign
 from tritongemm.campaigns.merging import RACES
-from tritongemm.core.errors import InputError, OutputError, UnavailableError
 from tritongemm.results.run_files import RunFiles
 from tritongemm.workloads import sizes
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, Waiting
-from tests.support.nouns import Machine, Problem, Record, Support, cases, loader, matrices, results_format
+from tests.support.nouns import BuildPool, Machine, Problem, Record, Support, cases, loader, matrices, results_format
 from tests.support.stand_in_campaigns import stored
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns import merging
 from tritongemm.campaigns.campaign import MERGED, MeasuringTools
 from tritongemm.campaigns.merging import Conflict, RaceLog, merge_results, race_conflicts

@@ -56,6 +56,18 @@ def test_what_can_not_be_done_on_a_cluster_is_refused(ray: fake_ray.FakeRay, tmp
     assert tune.main(size) == 2 and capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")
 
 
+def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
+    ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys
+) -> None:
+    for words, complaint in ((("--gpus", "0"), "with --ray, --ngpus says"), (("--ngpus", "-1"), "not a whole number")):
+        with pytest.raises(SystemExit):
+            optimized(tmp_path, *words)
+        assert complaint in capsys.readouterr().err
+    assert optimized(tmp_path, "-a", "gfx942") == shell.REFUSED
+    assert "the cluster has no GPU of gfx942, but 2 x W7900" in capsys.readouterr().err
+    assert not (tmp_path / "tunings").exists()
+
+
 LOG = line(m=16, n=16, k=32, count=9) + line(m=16, n=24, k=32, count=5)
 
 
@@ -93,15 +105,3 @@ def test_a_campaign_measures_all_its_stages_on_a_cluster(ray: fake_ray.FakeRay, 
     other.write_text(re.sub(r'(?<="num_warps": )\d', lambda count: warps[count[0]], found))
     assert optimized(tmp_path, "--only", "merge", "--with", str(other)) == shell.DONE
     assert "raced again" in capsys.readouterr().err
-
-
-def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
-    ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys
-) -> None:
-    for words, complaint in ((("--gpus", "0"), "with --ray, --ngpus says"), (("--ngpus", "-1"), "not a whole number")):
-        with pytest.raises(SystemExit):
-            optimized(tmp_path, *words)
-        assert complaint in capsys.readouterr().err
-    assert optimized(tmp_path, "-a", "gfx942") == shell.REFUSED
-    assert "the cluster has no GPU of gfx942, but 2 x W7900" in capsys.readouterr().err
-    assert not (tmp_path / "tunings").exists()

@@ -148,7 +148,7 @@ def test_where_a_server_answers(named: int | None, command: str, port: int, /) -
     assert compare_server._port(named, command.split()) == port
 
 
-def test_gains_and_their_noise() -> None:
+def test_gains_noise_and_agreement() -> None:
     step, rate = Quantity("step_ms", [2.0, 2.02], [1.9, 1.91]), Quantity("tokens_per_s", [100.0, 110.0], [105.0, 112.0])
     assert step.gain == pytest.approx((1.0552, 2.0 / 1.91, 2.02 / 1.9), abs=1e-3) and step.is_sure
     assert not Quantity("step_ms", step.without, [1.9, 1.96]).is_sure, (
@@ -156,9 +156,6 @@ def test_gains_and_their_noise() -> None:
     )
     assert rate.noise == pytest.approx(10 / 105) and not rate.is_sure and rate.gain.least < 1 < rate.gain.most
     assert Quantity("step_ms", [2.0], [1.0]).noise is None and not Quantity("step_ms", [2.0], [1.0]).is_sure
-
-
-def test_agreement_counts_what_comes_before_a_difference() -> None:
     differing = (["a", "b", "c"], [-1.0, -1.5, -2.0]), (["a", "x", "c"], [-1.25, -9.0, -9.0])
     found = compare_answers([differing, ((["a"], []), (["a"], []))])
     assert (found.answers, found.equal, found.share, found.logprob) == (2, 1, 0.5, 0.25)

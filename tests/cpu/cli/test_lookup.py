@@ -7,14 +7,8 @@ import pytest
 
 from tests.support import shipped
 from tests.support.linear_layers import TILE, problem, record
-from tests.support.nouns import Capsys, Patch
-from tests.support.tables import apart
+from tests.support.nouns import Capsys, Family, Groups, Patch, Problem, apart, matrices, registry, results_format
 from tritongemm.cli import lookup
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import results_format
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 
 SIZE = ("-n", "32", "-k", "64", "-dtype_a", "bf16", "--target", "sm90")
 
@@ -41,7 +35,9 @@ def run(capsys: Capsys, *argv: str) -> tuple[int, list[str]]:
     return status, (said.out or said.err).splitlines()
 
 
-def test_a_row_is_reported_with_its_place_times_and_what_was_held_out(file: str, capsys: Capsys) -> None:
+def test_rows_are_reported_with_their_place_and_files_that_are_damaged(
+    file: str, capsys: Capsys, tmp_path: Path
+) -> None:
     status, lines = run(capsys, file, "-m", "16", *SIZE)
     assert status == 0 and lines == [
         "exact: 16x32x64_bf16_TN on sm90, 132 compute units",
@@ -53,6 +49,10 @@ def test_a_row_is_reported_with_its_place_times_and_what_was_held_out(file: str,
     status, lines = run(capsys, file, "-m", "50", *SIZE)
     assert status == 0 and lines[0] == "range: 50x32x64_bf16_TN on sm90, 132 compute units, M 33 to 64"
     assert lines[-1] == "held out  M 36: +0.0%, 1.400x torch; M 40: +1.5%, 1.200x torch"
+    assert run(capsys, file, str(tmp_path / "gone.yaml"), "-m", "16", *SIZE)[0] == 2
+    (tmp_path / "cut.csv").write_text("gfx,cu_num,M,N", encoding="utf-8")
+    status, lines = run(capsys, str(tmp_path / "cut.csv"), "-m", "16", *SIZE)
+    assert status == 2 and len(lines) == 1 and lines[0].startswith("error: ") and "cut.csv" in lines[0]
 
 
 def test_a_library_that_is_wrong_there_and_the_order_of_additions_are_named(tmp_path: Path, capsys: Capsys) -> None:
@@ -186,13 +186,6 @@ def test_the_exit_status_says_whether_a_row_serves(
 ) -> None:
     found, lines = run(capsys, file, *SIZE, *words)
     assert found == status and lines[0].startswith(begin.format(file=file))
-
-
-def test_a_file_that_is_missing_or_damaged_is_an_error(file: str, tmp_path: Path, capsys: Capsys) -> None:
-    assert run(capsys, file, str(tmp_path / "gone.yaml"), "-m", "16", *SIZE)[0] == 2
-    (tmp_path / "cut.csv").write_text("gfx,cu_num,M,N", encoding="utf-8")
-    status, lines = run(capsys, str(tmp_path / "cut.csv"), "-m", "16", *SIZE)
-    assert status == 2 and len(lines) == 1 and lines[0].startswith("error: ") and "cut.csv" in lines[0]
 
 
 def test_rows_of_another_m_and_of_groups_serve(tmp_path: Path, capsys: Capsys) -> None:

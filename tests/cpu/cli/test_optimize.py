@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Defaults, Patch, cases, each
+from tests.support.nouns import Capsys, Defaults, Patch, cases
 from tritongemm.cli import optimize, shell
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.workloads import sizes
@@ -66,11 +66,9 @@ def test_logs_that_can_t_be(text: str, complaint: str, /, tmp_path: Path, capsys
     assert not list(tmp_path.glob("tunings/gemms.csv"))
 
 
-@each(
-    ("words", "complaint"), [(("--libtype", "abacus", "--log_summary"), "abacus"), (("--devices", "0,3"), "need a GPU")]
-)
+@cases((("--libtype", "abacus", "--log_summary"), "abacus"), (("--devices", "0,3"), "need a GPU"))
 def test_what_is_not_there_is_reported_before_anything_is_measured(
-    tmp_path: Path, words: tuple[str, ...], complaint: str, capsys: Capsys
+    words: tuple[str, ...], complaint: str, /, tmp_path: Path, capsys: Capsys
 ) -> None:
     assert run(tmp_path, log_in(tmp_path), *words) == shell.REFUSED
     assert complaint in capsys.readouterr().err and not (tmp_path / "tunings").exists()

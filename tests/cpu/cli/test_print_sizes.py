@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Capsys, Patch
-from tests.support.tables import cases
+from tests.support.nouns import Capsys, Patch, cases
 from tritongemm.cli import tune
 
 pytestmark = pytest.mark.usefixtures("without_gpu")

@@ -10,8 +10,7 @@ import torch
 
 import tritongemm
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Patch
-from tests.support.tables import cases, each
+from tests.support.nouns import Capsys, Patch, cases, each
 from tritongemm.cli import arguments, completion, lookup, options, subcommands
 from tritongemm.cli.arguments import COMMANDS
 from tritongemm.measure.offline_evaluator import OfflineEvaluator

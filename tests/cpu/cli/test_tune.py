@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Patch
+from tests.support.nouns import Capsys, Defaults, Patch
 from tritongemm.cli import tune
-from tritongemm.formats import Defaults
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.results.run_files import holding_module_folder
@@ -93,11 +92,20 @@ def test_it_says_what_it_does_and_keeps_modules(tuned: Tuned) -> None:
     assert (tuned.folder / "out_kernels" / "generated_kernel_8_16_16.py").read_text().count("\ntile__") == 3
 
 
-def test_running_it_again_changes_nothing(tuned: Tuned, capsys: Capsys) -> None:
+def test_running_it_again_and_checking_its_results_change_nothing(tuned: Tuned, capsys: Capsys) -> None:
     before, journal = tuned.results.read_bytes(), tuned.folder / "out.yaml.journal"
     lines = journal.read_bytes()
     assert tune.main(tuned.argv) == 0 and "3 of 3 sizes are in" in capsys.readouterr().err
     assert (tuned.results.read_bytes(), journal.read_bytes()) == (before, lines)
+    folder = str(tuned.folder / "checked.yaml")
+    assert (
+        tune.main(["--gemm_size_file", str(tuned.results), "--compare_wo_tuning", "--target", "gfx1100", "-o", folder])
+        == 0
+    )
+    said = capsys.readouterr()
+    assert "3 of 3 results are right" in said.err and "interpreter" in said.out
+    assert "checked in Triton's interpreter at the smaller sizes shown, " in said.err and "need a GPU" in said.err
+    assert not (tuned.folder / "checked.yaml").exists()
 
 
 def test_winners_modules_are_written_again(tuned: Tuned, tmp_path: Path, capsys: Capsys) -> None:
@@ -131,18 +139,6 @@ def journal_of(folder: Path) -> list[dict[str, Any]]:
     path = folder / "out.yaml.journal"
     text = path.read_bytes() if path.exists() else b""
     return [json.loads(x) for x in text[: text.rfind(b"\n") + 1].splitlines()]
-
-
-def test_checking_its_own_results(tuned: Tuned, capsys: Capsys) -> None:
-    folder = str(tuned.folder / "checked.yaml")
-    assert (
-        tune.main(["--gemm_size_file", str(tuned.results), "--compare_wo_tuning", "--target", "gfx1100", "-o", folder])
-        == 0
-    )
-    said = capsys.readouterr()
-    assert "3 of 3 results are right" in said.err and "interpreter" in said.out
-    assert "checked in Triton's interpreter at the smaller sizes shown, " in said.err and "need a GPU" in said.err
-    assert not (tuned.folder / "checked.yaml").exists()
 
 
 def test_one_size_by_default(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:

@@ -99,6 +99,17 @@ def test_only_better_rows_are_taken_over(output: Path, capsys: Capsys) -> None:
     assert {row.problem.m for row in rows if row.config == NEW} == {*BETTER, 17}
 
 
+def test_the_rows_of_a_file_are_timed(output: Path, capsys: Capsys) -> None:
+    assert gradlib.main(["--run_config", str(output)]) == 1, "one does not run"
+    said = capsys.readouterr()
+    assert "16x64x128_bf16_TN" in said.out and "it hangs" in said.out and "18x" not in said.out
+    assert gradlib.main(["-i", "bf16_untuned_gemm.csv", "--run_config"]) == 1
+    assert capsys.readouterr().out.count("torch.default") == len(TIMES), "the baseline's own choice"
+    output.write_text(output.read_text().replace("sm90", "sm100"))
+    assert gradlib.main(["--run_config", str(output)]) == 2
+    assert "nothing can be timed on sm90 with 132 compute units: no row is for it" in capsys.readouterr().err
+
+
 def test_rows_of_aiters_own_kernels_and_layers_with_experts_stay(output: Path, capsys: Capsys) -> None:
     """Nothing here can time them."""
     output.write_text(output.read_text().replace(OLD.name, "a_kernel_of_theirs"))
@@ -111,17 +122,6 @@ def test_rows_of_aiters_own_kernels_and_layers_with_experts_stay(output: Path, c
     Path("untuned_fmoe.csv").write_text(f"{head}\n{row}\n")
     assert gradlib.main(["-i", "untuned_fmoe.csv", "--compare"]) == 2
     assert "--compare is of single products" in capsys.readouterr().err
-
-
-def test_the_rows_of_a_file_are_timed(output: Path, capsys: Capsys) -> None:
-    assert gradlib.main(["--run_config", str(output)]) == 1, "one does not run"
-    said = capsys.readouterr()
-    assert "16x64x128_bf16_TN" in said.out and "it hangs" in said.out and "18x" not in said.out
-    assert gradlib.main(["-i", "bf16_untuned_gemm.csv", "--run_config"]) == 1
-    assert capsys.readouterr().out.count("torch.default") == len(TIMES), "the baseline's own choice"
-    output.write_text(output.read_text().replace("sm90", "sm100"))
-    assert gradlib.main(["--run_config", str(output)]) == 2
-    assert "nothing can be timed on sm90 with 132 compute units: no row is for it" in capsys.readouterr().err
 
 
 @apart(

@@ -31,7 +31,7 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
     WS_FRAGMENTS,
 )
-from tests.support.nouns import Config, Defaults, InputError, Patch, Record, each, make_problem, registry
+from tests.support.nouns import Config, Defaults, InputError, Patch, Record, apart, each, make_problem, registry
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import geometry, modules, render, template_facts
@@ -101,11 +101,8 @@ FORMS = ((True, "none"), (False, "m"), (True, "n"))
 KINDS = pairwise(["gfx942", "gfx950", "sm80", "sm90"], DTYPES, FORMS)
 
 
-@pytest.mark.parametrize(
-    ("target", "dtypes", "form"),
-    [pytest.param(*case, marks=() if i % 3 == 0 else pytest.mark.heavy) for i, case in enumerate(KINDS)],
-)
-def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, str], form: tuple[bool, str]) -> None:
+@apart(*[pytest.param(*case, marks=() if i % 3 == 0 else pytest.mark.heavy) for i, case in enumerate(KINDS)])
+def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, str], form: tuple[bool, str], /) -> None:
     """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
     facts, (row_a, bias) = target_files.load_target(target), form
     configs = [*POINTERS, *((*DESCRIBED, *GLUON) if facts.has("tma") else ())]
@@ -311,10 +308,8 @@ def test_thousands_of_configs_import_quickly(tmp_path: Path) -> None:
     assert any(second < 2 for second in seconds)
 
 
-@pytest.mark.parametrize(
-    "target", [pytest.param(GFX942, id="gfx942", marks=pytest.mark.heavy), pytest.param(SM90, id="sm90")]
-)
-def test_every_config_has_its_own_kernel_name(target: target.Target, session_cache: Path) -> None:
+@apart(pytest.param(GFX942, id="gfx942", marks=pytest.mark.heavy), pytest.param(SM90, id="sm90"))
+def test_every_config_has_its_own_kernel_name(target: target.Target, /, session_cache: Path) -> None:
     """A profiler's trace distinguish binaries: the symbol is the config's name, less what is a run-time argument."""
     problem = Problem(64, 64, 64)
     configs = [PLAIN, replace(PLAIN, num_warps=8), TMA_SWAPPED if target.has("tma") else GEMV]

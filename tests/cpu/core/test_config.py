@@ -13,14 +13,15 @@ from tests.support.nouns import (
     InputError,
     Launch,
     Param,
+    Problem,
     SearchLimits,
     cases,
     each,
     load_target,
     loader,
+    matrices,
+    results_format,
 )
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.formats import results_format
 from tritongemm.results.schema import read_problem
 from tritongemm.search import space
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.nouns import Artifact, Config, Record, each, fails, refuses
+from tests.support.nouns import Artifact, Config, InputError, Record, TargetError, TritonGemmError, each, fails, refuses
 from tests.support.nouns import loader as target_files
 from tritongemm.core.dtypes import ALIASES, BY_ENCODING, DTYPES, dtype
-from tritongemm.core.errors import InputError, TargetError, TritonGemmError
 from tritongemm.core.problem import MAX_DIM, Operand, Problem, matrices
 from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.trial import STAGES, STATUSES, Trial
@@ -218,7 +217,7 @@ def test_every_target_can_be_read(name: str) -> None:
             assert values and all(type(v) is int for v in values) and len(set(values)) == len(values), (template, axis)
 
 
-def test_siblings_and_measured_facts_override_a_targets_file() -> None:
+def test_siblings_override_a_targets_file_and_errors_are_the_users() -> None:
     with pytest.raises(TargetError, match="gfx90a has no matrix instruction for fp8e4m3fn"):
         target_files.load_target("gfx90a").tflops(DTYPES["fp8e4m3fn"])
     plain, sibling = (
@@ -227,9 +226,6 @@ def test_siblings_and_measured_facts_override_a_targets_file() -> None:
     )
     assert (sibling.compute_units, sibling.product) == (100, "H200")
     assert sibling.hbm_gbps > plain.hbm_gbps and sibling.clock_ghz == plain.clock_ghz
-
-
-def test_every_error_is_the_users() -> None:
     from tritongemm.core import errors
 
     kinds = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]

@@ -63,7 +63,7 @@ def test_what_won_goes_before_and_a_row_has_no_bias() -> None:
     assert written.files[""].startswith(f"Git Version: 00000abc\n{HEAD}\n    T,N,1,6144,16,")
 
 
-def test_a_row_without_its_columns_is_named_and_one_of_other_types_kept() -> None:
+def test_rows_without_columns_are_named_and_the_command_keeps_other_types(tmp_path: Path, capsys: Capsys) -> None:
     with pytest.raises(InputError, match="no line of columns before it"):
         FORMAT.read(PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
     text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
@@ -72,9 +72,6 @@ def test_a_row_without_its_columns_is_named_and_one_of_other_types_kept() -> Non
         assert not FORMAT.read(PATH, entire, Defaults())
     with pytest.warns(UntunableRowsWarning, match="types f64_r, f64_r, f64_r, f64_r are none"):
         assert not FORMAT.read(PATH, text, Defaults())
-
-
-def test_the_command(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "final.yaml").write_text(results_format().write([result(product())]), encoding="utf-8")
     assert convert.main([str(tmp_path / "final.yaml"), "-o", str(tmp_path / "tuning.txt")]) == 0
     assert "1 of 1 results written as hipBLASLt's override file" in capsys.readouterr().out

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.formats import read_text, write_text
-from tests.support.nouns import Config, Family, FormatRow, Groups, cases, load_target, refuses, registry
+from tests.support.nouns import Config, Family, FormatRow, Groups, RemarkWarning, cases, load_target, refuses, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.cli import options
 from tritongemm.core.dtypes import DTYPES
-from tritongemm.core.errors import RemarkWarning
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.core.record import SCHEMA, Record
 from tritongemm.formats import Defaults, format_of
@@ -230,14 +229,11 @@ def read(folder: Path, *rows: str) -> list[FormatRow]:
     return sizes.from_file(path, Defaults())
 
 
-def test_counts_operations_and_callers_are_read(tmp_path: Path) -> None:
+def test_counts_and_callers_are_read_and_rows_of_one_problem_are_one_size(tmp_path: Path) -> None:
     (row,) = read(tmp_path, f"{SIZE}, 'count': 30, 'operation': 'linear', 'callers': ['a.*.b', 'c']")
     assert (row.count, row.operation, row.callers) == (30, "linear", ("a.*.b", "c"))
     (row,) = read(tmp_path, SIZE)
     assert (row.count, row.operation, row.callers) == (1, "", ())
-
-
-def test_rows_of_one_problem_are_one_size_unless_of_no_program(tmp_path: Path) -> None:
     rows = read(
         tmp_path,
         SIZE,

@@ -127,13 +127,24 @@ def test_a_damaged_file_is_named(text: str, complaint: str, /) -> None:
         assert name in str(caught.value)
 
 
-def test_scales_of_other_blocks_and_experts_are_refused_by_name() -> None:
+def test_scales_of_other_blocks_are_refused_and_names_are_sglangs() -> None:
     with pytest.raises(InputError, match=r"block_shape=\[32, 32\]: family a8w8_blockscale has scales for 128 x 128"):
         SGLANG.read(Path(BLANK.replace("128, 128", "32, 32")), table(), Defaults())
     with pytest.raises(InputError, match="a mixture of experts by M alone"):
         EXPERTS_TABLE.read(Path(EXPERTS), table(), Defaults())
     with pytest.raises(InputError, match="a mixture of experts by M alone"):
         MOE.read(Path("E=8,N=4096,device_name=NVIDIA_H200.json"), table(), Defaults())
+    won = result(16, Config("tile", 16, 32, 256, 1, num_warps=4, num_stages=3), family="a8w8")
+    lost = result(512, winner="blaslt", family="a8w8")
+    written = SGLANG.translate([won, lost, result(8)], {})
+    assert written.count == 3 and not written.omitted and sorted(written.files) == sorted((BLANK, CHANNELS))
+    rows = json.loads(written.files[CHANNELS])
+    assert rows["16"] == {
+        "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 256, "num_warps": 4, "num_stages": 3,
+    }  # fmt: skip
+    assert rows["512"] is None and rows["33"] is None and list(rows)[-1] == "8192"
+    (kept,) = SGLANG.translate([lost], {CHANNELS: table({512: row(), 8: row()})}).files.values()
+    assert json.loads(kept)["512"] is None and json.loads(kept)["8"] == row()
 
 
 def test_new_tables_are_dense_and_short_ones_go_on_serving() -> None:
@@ -188,17 +199,3 @@ def test_of_results_of_one_device_the_first_is_reported_in_no_other_folder() -> 
     with pytest.raises(InputError, match="keeps a folder"):
         VLLM.translate([result(16)], {"": table()})
     assert all("/" not in name for name in VLLM.translate([result(1, toolchain={"device": "../../etc"})], {}).files)
-
-
-def test_sglang_names_and_nulls() -> None:
-    won = result(16, Config("tile", 16, 32, 256, 1, num_warps=4, num_stages=3), family="a8w8")
-    lost = result(512, winner="blaslt", family="a8w8")
-    written = SGLANG.translate([won, lost, result(8)], {})
-    assert written.count == 3 and not written.omitted and sorted(written.files) == sorted((BLANK, CHANNELS))
-    rows = json.loads(written.files[CHANNELS])
-    assert rows["16"] == {
-        "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 256, "num_warps": 4, "num_stages": 3,
-    }  # fmt: skip
-    assert rows["512"] is None and rows["33"] is None and list(rows)[-1] == "8192"
-    (kept,) = SGLANG.translate([lost], {CHANNELS: table({512: row(), 8: row()})}).files.values()
-    assert json.loads(kept)["512"] is None and json.loads(kept)["8"] == row()

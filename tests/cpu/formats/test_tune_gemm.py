@@ -54,7 +54,7 @@ def test_files_from_the_field(name: str, count: int, tuned: int, /) -> None:
             assert row.config.option("kpack") == entry["kpack"] and row.config.num_stages == 2
 
 
-def test_a_familys_type_of_b_and_callers_defaults() -> None:
+def test_callers_defaults_a_familys_type_of_b_and_repeated_rows() -> None:
     flags = Defaults.of("fp8", "", "bf16", layout="NN", bias="m", fp8_encoding="fnuz")
     bare, typed = rows(
         "- {M: 1, N: 2, K: 3}\n- {M: 1, N: 2, K: 3, dtype_a: bf8, dtype_b: fp16, rowMajorB: T, bias: none}", flags
@@ -67,6 +67,8 @@ def test_a_familys_type_of_b_and_callers_defaults() -> None:
     assert make_problem(given, 16, 32, 128).b.dtype == "int4"
     with pytest.raises(InputError, match="family a8w4 does not multiply int8 by fp4e2m1; it is fp8 or int8 by a"):
         make_problem(given, 16, 32, 128, {"dtype_b": "fp4e2m1"})
+    with pytest.raises(InputError, match=r"row 3 \(line 4\) repeats row 1 \(line 1\), 1x1x1_fp16_TT"):
+        rows("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 1, K: 1}\n\n- {M: 1, N: 1, K: 1, rowMajorA: T}\n")
 
 
 @each(("a", "c"), [("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3fn", "fp16"), ("int8", "int32")])
@@ -178,8 +180,3 @@ def test_wrong_file_is_named(text: str, complaint: str, /) -> None:
     with pytest.raises(InputError) as error:
         rows(text)
     assert complaint in str(error.value)
-
-
-def test_repeated_row_names_both() -> None:
-    with pytest.raises(InputError, match=r"row 3 \(line 4\) repeats row 1 \(line 1\), 1x1x1_fp16_TT"):
-        rows("- {M: 1, N: 1, K: 1}\n- {M: 2, N: 1, K: 1}\n\n- {M: 1, N: 1, K: 1, rowMajorA: T}\n")

@@ -9,10 +9,9 @@ import pytest
 from tests.cpu.contracts.test_format import SAMPLES
 from tests.support import foreign_rows
 from tests.support.foreign_rows import product
-from tests.support.nouns import Capsys, Config, Defaults, InputError, Record, cases, each, load_target, registry
+from tests.support.nouns import Capsys, Config, Defaults, InputError, Record, ServerFormat, cases, load_target, registry
 from tritongemm.cli import convert
 from tritongemm.formats import results_format
-from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.tune import servers
 
 TABLE = registry.get(ServerFormat, "vllm_batch_invariant")
@@ -32,11 +31,8 @@ def tiles(text: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
     return {key: {0: (s["block_k"],), **dict(s["m_buckets"])} for key, s in found["hopper"].items()}
 
 
-@each(
-    "module",
-    [MODULE, MODULE.replace("        ),\n    },", "        )  # one, two\n    },"), MODULE.replace("\n", "\r\n")],
-)
-def test_results_are_written_beside_what_is_there(module: str) -> None:
+@cases(MODULE, MODULE.replace("       ),\n   },", "       )  # one, two\n   },"), MODULE.replace("\n", "\r\n"))
+def test_results_are_written_beside_what_is_there(module: str, /) -> None:
     deep, wide = replace(CONFIG, block_k=64), replace(CONFIG, block_n=128, options=(("early", 0), ("xcds", 1)))
     given = [
         result(1),

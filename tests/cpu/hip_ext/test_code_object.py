@@ -146,11 +146,8 @@ def test_cubin_with_two_kernels_static_shared_memory_and_a_stack(tmp_path: Path,
     assert (small.registers, stacked.registers) == (reported["small"]["REG"], reported["stacked"]["REG"])
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [heavy("gfx942", 32), ("gfx942", SPILLING["gfx942"]), ("gfx950", 32)],
-)
-def test_hsaco_figures_are_those_of_its_assembly(compiled: Compiled, name: str, size: int) -> None:
+@apart(heavy("gfx942", 32), ("gfx942", SPILLING["gfx942"]), ("gfx950", 32))
+def test_hsaco_figures_are_those_of_its_assembly(name: str, size: int, /, compiled: Compiled) -> None:
     made = compiled(name, size)
     (kernel,) = code_object.read(made.code)
     metadata = made.text[made.text.index(".amdgpu_metadata") :]

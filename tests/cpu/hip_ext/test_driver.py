@@ -14,8 +14,7 @@ import pytest
 
 from tests.support import raising
 from tests.support.counted_calls import count_calls
-from tests.support.refusals import fails, refuses
-from tritongemm.core.errors import DriverError, TargetError, UnavailableError
+from tests.support.nouns import DriverError, TargetError, UnavailableError, fails, refuses
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
 

@@ -19,7 +19,7 @@ from tritongemm.hip_ext.blaslt.tables import Matrix
 from tritongemm.hip_ext.compilers import toolchain
 
 
-def test_a_missing_library_names_every_place(tmp_path: Path) -> None:
+def test_missing_libraries_and_compilers_that_refuse(tmp_path: Path) -> None:
     (tmp_path / "libnothing.so.2").write_text("not a library")
     with pytest.raises(UnavailableError) as caught:
         libraries.load("Nothing", ("libnothing.so.2", "libnothing.so"), [tmp_path])
@@ -27,6 +27,9 @@ def test_a_missing_library_names_every_place(tmp_path: Path) -> None:
     assert text.startswith(f"Nothing: no library found; looked for {tmp_path / 'libnothing.so.2'} (")
     assert "file too short" in text or "invalid ELF header" in text
     assert text.endswith("libnothing.so.2, libnothing.so")
+    with pytest.raises(InputError, match="tool refuses the source: error: no such thing"):
+        toolchain.run(tool(tmp_path, "echo 'error: no such thing' >&2; exit 1", 9), 5.0)
+    assert (tmp_path / "runs").read_text() == "run\n"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -74,12 +77,6 @@ def test_a_compiler_that_is_killed_is_run_again(tmp_path: Path, ends: str) -> No
     (tmp_path / "runs").unlink()
     with pytest.raises(ToolKilledError, match="tool was killed 2 times"):
         toolchain.run(tool(tmp_path, ends, 9), 5.0)
-
-
-def test_a_compiler_that_refuses_is_not(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="tool refuses the source: error: no such thing"):
-        toolchain.run(tool(tmp_path, "echo 'error: no such thing' >&2; exit 1", 9), 5.0)
-    assert (tmp_path / "runs").read_text() == "run\n"
 
 
 def test_the_tables_agree_with_the_headers() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Patch, Problem, Target, TargetError, apart, each
+from tests.support.nouns import Patch, Problem, Target, TargetError, apart, cases
 from tritongemm.cli import tune
 from tritongemm.hip_ext import machine
 from tritongemm.hip_ext.driver import driver
@@ -28,10 +28,8 @@ class FakeDevice:
     device = __init__
 
 
-@each(("wanted", "named"), [
-    ("sm90", "sm90 (H100)"), ("H200", "sm90 (H200)"), ("MI300A", "gfx942 (MI300A, with the figures of MI300X)"),
-])  # fmt: skip
-def test_without_a_gpu_the_machine_is_what_was_asked_for(monkeypatch: Patch, wanted: str, named: str) -> None:
+@cases(("sm90", "sm90 (H100)"), ("H200", "sm90 (H200)"), ("MI300A", "gfx942 (MI300A, with the figures of MI300X)"))
+def test_without_a_gpu_the_machine_is_what_was_asked_for(wanted: str, named: str, /, monkeypatch: Patch) -> None:
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     assert machine.find_machine(wanted).why == f"no GPU here: compiling for {named}"
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import triton
 
-from tests.support.refusals import fails
+from tests.support.nouns import UnavailableError, fails
 from tests.support.timers import poke, stand_in, traced
-from tritongemm.core.errors import UnavailableError
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import symbols
 from tritongemm.hip_ext.profilers import rocprofiler

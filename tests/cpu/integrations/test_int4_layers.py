@@ -135,7 +135,7 @@ def test_layers_with_a_row_are_served_and_the_servers_kernel_computes_the_rest(k
     )
 
 
-def test_vllms_layers_of_nvfp4_are_served(kinds: tuple[Any, Any]) -> None:
+def test_vllms_layers_of_nvfp4_are_served_and_refused_weights_stay(kinds: tuple[Any, Any]) -> None:
     kernel = pkgutil.resolve_name("vllm.model_executor.kernels.linear:_POSSIBLE_NVFP4_KERNELS")["CUDA"][0]()
     layer, exact = layer_of_nvfp4()
     layer.weight_global_scale, x = nn.Parameter(torch.tensor(0.5), requires_grad=False), torch.randn(4, K).bfloat16()
@@ -147,6 +147,11 @@ def test_vllms_layers_of_nvfp4_are_served(kinds: tuple[Any, Any]) -> None:
 
     for each in (call, torch.compile(call, fullgraph=True, backend="eager", dynamic=True)):
         assert deviation(each(x), x.double() @ exact.t()) < 1e-2 and bool((each(x[:3]) == 6).all())
+    layer = LinearBase(kinds[0])
+    layer.scales.data[0, 0] = float("nan")
+    layer.load()
+    assert layer.tritongemm_w4_left.startswith("of int4 that is refused: the scale factors hold NaN")
+    assert torch.equal(layer(torch.ones(4, K).bfloat16())[0], (6 + torch.arange(N)).bfloat16())
 
 
 @pytest.mark.parametrize("name", ["ModelOptFp4LinearMethod", "ModelOptNvFp4A16LinearMethod"])
@@ -196,14 +201,6 @@ def test_sglangs_schemes_are_served_and_marlin_computes_the_rest(table: Dispatch
         mode.is_batch_invariant_mode_enabled = lambda: True
         assert bool((scheme.apply_weights(layer, x, None) == 6).all())
         mode.is_batch_invariant_mode_enabled = lambda: False
-
-
-def test_a_weight_that_is_refused_stays_the_servers(kinds: tuple[Any, Any]) -> None:
-    layer = LinearBase(kinds[0])
-    layer.scales.data[0, 0] = float("nan")
-    layer.load()
-    assert layer.tritongemm_w4_left.startswith("of int4 that is refused: the scale factors hold NaN")
-    assert torch.equal(layer(torch.ones(4, K).bfloat16())[0], (6 + torch.arange(N)).bfloat16())
 
 
 @pytest.mark.parametrize(("share", "fits"), [("", 50), ("0.25", 75), ("0", 100)])

@@ -315,13 +315,10 @@ def replace_kind(resolution: Any, kind: str) -> Any:
     return SimpleNamespace(**{**vars(resolution), "kind": kind})
 
 
-def test_weights_in_blocks() -> None:
+def test_weights_in_blocks_and_what_a_server_computes_are_counted(tmp_path: Path) -> None:
     w = torch.ones(EXPERTS, 256, 128).to(FP8)
     assert is_in_blocks(w, torch.ones(EXPERTS, 2, 1)) and not is_in_blocks(w, torch.ones(EXPERTS, 2, 1).half())
     assert not is_in_blocks(w.float(), torch.ones(EXPERTS, 2, 1)) and not is_in_blocks(w, torch.ones(EXPERTS))
-
-
-def test_a_capture_counts_what_a_server_computes(tmp_path: Path) -> None:
     from tritongemm.serving.linear_fp8 import BlockOperands
 
     file = tmp_path / "sizes.yaml"

@@ -14,11 +14,8 @@ import tritongemm
 from tests.support.fakes.servers import install_vllm
 from tests.support.formats import read_text
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
-from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.record import Record
+from tests.support.nouns import Family, Problem, Record, matrices, registry
 from tritongemm.integrations import loaded_model, vllm, vllm_gates
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.workloads.capturing.session import capture

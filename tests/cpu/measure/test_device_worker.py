@@ -95,7 +95,7 @@ def test_a_fault_ends_the_process_after_it_was_answered(device: Device, tmp_path
     assert FAULTS[fault] in trials[1].reason
 
 
-def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device, tmp_path: Path) -> None:
+def test_a_final_races_those_that_are_right_and_names_who_runs(device: Device, tmp_path: Path) -> None:
     given = candidates(tmp_path, "right", "wrong", "lazy", "faster")
     *trials, answer = final(given)
     samples = answer.samples
@@ -106,6 +106,13 @@ def test_a_final_checks_everybody_and_races_those_that_are_right(device: Device,
     assert samples.keys() == {names["right"], names["faster"], BASELINE_ENTRY}
     assert np.median(samples[names["faster"]]) == pytest.approx(2e-6)
     assert np.median(samples[names["right"]]) == pytest.approx(3e-6) and device.graphs == 0 and device.modules == 0
+    for reported in (False, True):
+        job = jobs.RaceJob(setup_of(), candidates(tmp_path, "right", "faster"), "torch", names_runners=reported)
+        *answers, last = DeviceWorker()(job)
+        assert isinstance(last, jobs.RaceSamples)
+        named = Counter(a.name for a in answers if isinstance(a, jobs.NowRacing))
+        expected = Counter({name: 1 + reported * len(samples) for name, samples in last.samples.items()})
+        assert named == expected + Counter([""]), "the warm-ups are named, then their end"
 
 
 def test_who_reads_beyond_an_operand_faults_in_the_final(device: Device, tmp_path: Path) -> None:
@@ -150,16 +157,6 @@ def test_samples_follow_the_same_kernel_and_a_check_runs_no_race(
     monkeypatch.setattr(race, "LeadInKernel", lambda torch_device: lambda: before.append(device.now))
     *_, answer = final(candidates(tmp_path, "right", "faster"))
     assert len(before) == sum(map(len, answer.samples.values())) and len(set(before)) == len(before)
-
-
-def test_a_race_names_who_runs_where_it_is_asked_to(device: Device, tmp_path: Path) -> None:
-    for reported in (False, True):
-        job = jobs.RaceJob(setup_of(), candidates(tmp_path, "right", "faster"), "torch", names_runners=reported)
-        *answers, last = DeviceWorker()(job)
-        assert isinstance(last, jobs.RaceSamples)
-        named = Counter(a.name for a in answers if isinstance(a, jobs.NowRacing))
-        expected = Counter({name: 1 + reported * len(samples) for name, samples in last.samples.items()})
-        assert named == expected + Counter([""]), "the warm-ups are named, then their end"
 
 
 def test_the_order_of_a_race_is_that_of_the_seed(device: Device, tmp_path: Path) -> None:

@@ -9,25 +9,18 @@ import pytest
 import torch
 
 from tests.support.kernel_cases import SM90
+from tests.support.nouns import Config, Groups, InputError, RaceResult, SearchLimits, Target, load_target, registry
 from tests.support.tables import cases, each, heavy
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.protocol import RaceResult
 from tritongemm.core.reduction_order import EXACT, ReductionOrder
-from tritongemm.core.space import SearchLimits
-from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure.guarded_operands import guarded
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.measure.invariance import Invariance, possible_orders
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search.planner import NO_LIMITS, rank_space
 from tritongemm.search_spaces import loader as target_files
-from tritongemm.search_spaces.loader import load_target
 from tritongemm.system.child_process import WorkerDied
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.servers import server_format
@@ -48,7 +41,7 @@ def raced(*bits: str, library: str = "") -> RaceResult:
     return RaceResult(tuple(trials), samples, cold=True)
 
 
-def test_each_product_has_the_order_of_an_unsplit_k_at_all_its_m() -> None:
+def test_products_have_the_order_of_an_unsplit_k_or_of_splits_that_fill_the_device() -> None:
     blocks = registry.get(Family, "a8w8_blockscale").problem(Problem(16, 512, 2048, *FP8))
     int8 = Problem(16, 64, 512, *matrices("int8", "int8", "int32", layout="TN"))
     orders = possible_orders([SIZE, SIZE.at(2048), blocks.at(100), int8], SM90, "triton", NO_LIMITS)
@@ -57,9 +50,6 @@ def test_each_product_has_the_order_of_an_unsplit_k_at_all_its_m() -> None:
         blocks.at(1): (ReductionOrder(2048, 2048, 128, "wgmma"),),
         int8.at(1): (EXACT,),
     }
-
-
-def test_narrow_products_of_few_rows_may_have_the_order_of_splits_that_fill_the_device() -> None:
     narrow = Problem(16, 1280, 8192, *BF16)
 
     def others(problem: Problem, target: Target = SM90) -> list[str]:
@@ -166,12 +156,9 @@ def test_results_say_their_order_and_the_baseline_never_wins(tmp_path: Path) -> 
 KILLED, FAULT = WorkerDied("signal SIGKILL", from_outside=True), WorkerDied("signal SIGSEGV")
 
 
-@each(
-    ("ends", "status", "try_again"),
-    [([KILLED], "ok", False), ([KILLED, KILLED], "crashed", True), ([FAULT], "crashed", False)],
-)
+@cases(([KILLED], "ok", False), ([KILLED, KILLED], "crashed", True), ([FAULT], "crashed", False))
 def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
-    monkeypatch: pytest.MonkeyPatch, ends: list[WorkerDied], status: str, try_again: bool
+    ends: list[WorkerDied], status: str, try_again: bool, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = list(ends)
 

@@ -8,19 +8,21 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.nouns import (
+    BASELINE_ENTRY,
     Artifact,
     Config,
+    InputError,
     MeasureProtocol,
     Patch,
     Problem,
+    Trial,
+    UnavailableError,
     cases,
     each,
     fails,
     matrices,
     registry,
 )
-from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob, WrongBaseline

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tests.support import emulated
-from tests.support.nouns import Config, Defaults, InputError, cases, make_problem, registry
+from tests.support.nouns import Config, Defaults, InputError, Operand, Problem, cases, make_problem, matrices, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.backends.ck import backend as ck
 from tritongemm.cli import launch_plan
-from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.export import launch_plans
 from tritongemm.plugins.contracts import Family, KernelBackend, ScaleLayout
 from tritongemm.search.space import space

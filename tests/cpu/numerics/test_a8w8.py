@@ -9,11 +9,10 @@ import pytest
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
-from tests.support.nouns import Config, Launch, Machine, Patch, Record, Target, cases, heavy, registry
+from tests.support.nouns import ArtifactCache, Config, Launch, Machine, Patch, Record, Target, cases, heavy, registry
 from tritongemm.backends.ck import backend as ck
 from tritongemm.backends.torch import backend as torch_backend
 from tritongemm.build import prepare
-from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import launch_plan
 from tritongemm.codegen import render, template_facts
 from tritongemm.core.problem import Operand, Problem, matrices

@@ -11,7 +11,7 @@ import torch
 from tests.support import emulated
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GROUPED
-from tests.support.nouns import Config, Family, KernelBackend, Operands, Problem, heavy, matrices, registry
+from tests.support.nouns import Config, Family, KernelBackend, Operands, Problem, apart, heavy, matrices, registry
 from tritongemm.codegen import template_facts
 from tritongemm.numerics.verify import deviation
 from tritongemm.search.pruning import prune
@@ -43,11 +43,8 @@ def of(scales: str, **changes: Any) -> Problem:
     return FAMILY.problem(Problem.from_json(PLAIN.to_json() | changes), scales)
 
 
-@pytest.mark.parametrize(
-    "scales",
-    ["block", *(heavy(s) for s in ("group", "block_tma", "block_rows", "group_rows"))],
-)
-def test_every_template_applies_scales_along_k(interpreted: Interpreted, scales: str) -> None:
+@apart("block", *(heavy(s) for s in ("group", "block_tma", "block_rows", "group_rows")))
+def test_every_template_applies_scales_along_k(scales: str, /, interpreted: Interpreted) -> None:
     problem = of(scales, **FORMS[scales])
     templates = {t for t in template_facts.names() if template_facts.kernel_template(t).interpreted}
     assert {t for t in templates if template_facts.reads_b(t, problem)} <= {c.template for c in (*CONFIGS, *GROUPED)}

@@ -92,11 +92,8 @@ def test_complete_blocks_of_factors_are_loaded_as_they_are_stored(interpreted: I
     interpreted.check(of(FP4, "mx_shuffled", 33, 37, 512), configs[:1], GFX950)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "scales"),
-    [form if form in FORMS[::2] else pytest.param(*form, marks=pytest.mark.heavy) for form in FORMS],
-)
-def test_gemv_multiplies_numbers_by_their_powers(interpreted: Interpreted, dtype: str, scales: str) -> None:
+@apart(*[form if form in FORMS[::2] else pytest.param(*form, marks=pytest.mark.heavy) for form in FORMS])
+def test_gemv_multiplies_numbers_by_their_powers(dtype: str, scales: str, /, interpreted: Interpreted) -> None:
     """No matrix unit applies them there; K has part of a group and N part of a tile."""
     interpreted.check(of(dtype, scales, 3, 13, 202), MX_GEMV, GFX950)
 
@@ -197,12 +194,8 @@ ON_HOPPER = [*((c, {}) for c in CONFIGS), (MX_BATCHED[0], {"batch": 2}),
 QUICK = (CONFIGS[1], MX_GROUPED[0])
 
 
-@pytest.mark.parametrize(
-    ("config", "more"),
-    [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.heavy) for case in ON_HOPPER],
-    ids=str,
-)
-def test_numbers_that_share_bytes_are_taken_apart_on_hopper(config: Config, more: dict[str, Any]) -> None:
+@apart(*[pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.heavy) for case in ON_HOPPER], ids=str)
+def test_numbers_that_share_bytes_are_taken_apart_on_hopper(config: Config, more: dict[str, Any], /) -> None:
     """By the target's assembly, into two products of half the depth."""
     problem, target = of(FP4, "mx", 64, 96, 352, **more), target_files.load_target("sm90")
     text = render.kernel_alone(problem, config.template, target)

@@ -9,7 +9,7 @@ import torch
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
-from tests.support.nouns import Artifact, Config, Patch, cases, each, registry
+from tests.support.nouns import Artifact, Config, Family, KernelBackend, Patch, WeightLayout, cases, each, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import param_layout, scaled
@@ -18,7 +18,6 @@ from tritongemm.cli import launch_plan
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.export import launch_plans
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
-from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
 from tritongemm.search.space import space
 
 GFX942, GFX950 = target_files.load_target("gfx942"), target_files.load_target("gfx950")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.support.nouns import Family, InputError, Problem, each, matrices, registry
+from tests.support.nouns import Family, InputError, Problem, cases, each, matrices, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.numerics.random_inputs import INITS
@@ -52,11 +52,8 @@ def test_rounding_passes(dtype_c: str, bias: str) -> None:
     assert found.ok and found.reason == "" and (found.error > 0 or dtype_c == "fp32")
 
 
-@each(
-    ("dtype_c", "ends"),
-    [("bf16", (-600, 600)), ("fp8e4m3fn", (-448, 448)), ("fp8e4m3fnuz", (-240, 240)), ("int8", (-128, 127))],
-)
-def test_the_reference_saturates_as_kernels_do(dtype_c: str, ends: tuple[int, int]) -> None:
+@cases(("bf16", (-600, 600)), ("fp8e4m3fn", (-448, 448)), ("fp8e4m3fnuz", (-240, 240)), ("int8", (-128, 127)))
+def test_the_reference_saturates_as_kernels_do(dtype_c: str, ends: tuple[int, int], /) -> None:
     a, b = torch.tensor([[-1.0], [1.0]]).expand(2, 600), torch.ones(600, 1)
     problem = Problem(2, 1, 600, *matrices("int8" if dtype_c == "int8" else "bf16", c=dtype_c))
     assert epilogue_reference(problem, {"a": a, "b": b}).flatten().tolist() == [*ends]
@@ -81,11 +78,8 @@ def test_one_wrong_element_in_a_large_matrix() -> None:
     assert found.reason == f"error {found.error:.3g} > {found.tolerance:.3g}" and c.shape == (1024, 1024)
 
 
-@each(
-    "dtypes",
-    [("fp16",) * 3, ("bf16",) * 3, ("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), ("int8", "int8", "int32"), ("int8",) * 3],
-)
-def test_an_element_that_was_not_written(dtypes: tuple[str, str, str]) -> None:
+@cases(("fp16",) * 3, ("bf16",) * 3, ("fp8e4m3fn", "fp8e4m3fn", "fp8e4m3fn"), ("int8", "int8", "int32"), ("int8",) * 3)
+def test_an_element_that_was_not_written(dtypes: tuple[str, str, str], /) -> None:
     """C holds the right answer from before, and one element is not written: the poison shows."""
     problem = Problem(20, 20, 32, *matrices(*dtypes))
     c, exact = made(problem)

@@ -4,8 +4,7 @@ import torch
 from torch.nn import functional
 
 import tritongemm
-from tests.support.refusals import refuses
-from tests.support.tables import apart
+from tests.support.nouns import apart, refuses
 from tritongemm.numerics.verify import deviation
 
 X, GATE, UP = (torch.randn(rows, 96, generator=torch.Generator().manual_seed(rows)) for rows in (5, 256, 257))

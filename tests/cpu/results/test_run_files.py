@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Capsys, Config, OutputError, Patch, Problem, Record, Trial, each, fails, matrices
+from tests.support.nouns import Capsys, Config, OutputError, Patch, Problem, Record, Trial, apart, each, fails, matrices
 from tests.support.stores import ONE, journal_of, merged, record, take
 from tritongemm.cli import tune
 from tritongemm.hip_ext.driver import driver
@@ -63,20 +63,20 @@ def test_a_link_planted_while_a_run_holds_its_output_is_not_followed(tmp_path: P
     assert precious.read_text() == "mine"
 
 
-def test_the_holder_of_an_output_is_reported_whatever_is_there(path: Path, tmp_path: Path) -> None:
-    with take(path):
-        assert (tmp_path / "out.yaml.pid").read_text() == str(os.getpid())
-        fails(OutputError, rf"held by another run \(process {os.getpid()}\)", take, path)
-        (tmp_path / "out.yaml.pid").unlink()
-        fails(OutputError, r"held by another run \(process unknown\)", take, path)
-
-
 def test_results_that_are_read_only_are_refused(path: Path) -> None:
     merged(path, record(ONE))
     path.chmod(0o444)
     before = path.read_bytes()
     fails(OutputError, r"out\.yaml is read-only, so it is not replaced; choose", take, path)
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o444
+
+
+def test_the_holder_of_an_output_is_reported_whatever_is_there(path: Path, tmp_path: Path) -> None:
+    with take(path):
+        assert (tmp_path / "out.yaml.pid").read_text() == str(os.getpid())
+        fails(OutputError, rf"held by another run \(process {os.getpid()}\)", take, path)
+        (tmp_path / "out.yaml.pid").unlink()
+        fails(OutputError, r"held by another run \(process unknown\)", take, path)
 
 
 @each("name", ["n" * 256, "n" * 243 + ".yaml", "/proc/out.yaml", "file/out.yaml", "."])
@@ -186,10 +186,8 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
         fails(OutputError, f"^--profile_file {path} {complaint}.*; choose another file$", candidates_csv.check, path)
 
 
-@pytest.mark.parametrize(
-    "named", ["notes.txt", "link.csv", "out.yaml", "out.yaml.journal", "out.yaml.pid", "sizes.yaml"]
-)
-def test_nothing_else_is_replaced(named: str, tmp_path: Path, capsys: Capsys) -> None:
+@apart("notes.txt", "link.csv", "out.yaml", "out.yaml.journal", "out.yaml.pid", "sizes.yaml")
+def test_nothing_else_is_replaced(named: str, /, tmp_path: Path, capsys: Capsys) -> None:
     """Not a file of the user's, a link, or what the run itself reads or writes; it is said before anything is tried."""
     texts = {"notes.txt": "mine\n", "real.csv": "", "sizes.yaml": "- {M: 16, N: 16, K: 16}\n"}
     for name, text in texts.items():

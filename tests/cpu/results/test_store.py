@@ -80,7 +80,7 @@ def test_a_merge_that_fails_leaves_the_old_file(path: Path, tmp_path: Path, monk
 
 @cases(
     ({"target": "sm90"}, r"is for gfx942, this run for sm90: choose another -o"),
-    ({"toolchain": {**TOOLS, "triton": "3.9.0"}}, r"another toolchain \(triton 3\.6\.0 → 3\.9\.0\): .*--no-resume"),
+    ({"toolchain": {**TOOLS, "triton": "3.9.0"}}, r"another toolchain \(triton 3\.5\.1 → 3\.9\.0\): .*--no-resume"),
     ({"toolchain": {**TOOLS, "device": "MI300X"}}, r"another toolchain \(device unknown → MI300X\)"),
     (
         {"protocol": {**HOW, "iters": 5}},
@@ -195,7 +195,7 @@ def test_rows_of_an_older_toolchain_beside_those_asked_for(path: Path) -> None:
         assert (store.record(ONE), store.record(TWO)) == (record(ONE, toolchain=newer), None)
         assert len(store.records()) == 2
     for problems in (None, [TWO]):
-        with pytest.raises(OutputError, match=r"line 3 of .*another toolchain \(triton 3\.6\.0 → 3\.9\.0\)"):
+        with pytest.raises(OutputError, match=r"line 3 of .*another toolchain \(triton 3\.5\.1 → 3\.9\.0\)"):
             take(path, toolchain=newer, problems=problems)
 
 

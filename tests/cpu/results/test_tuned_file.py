@@ -82,21 +82,10 @@ def test_what_the_file_has_for_this_gpu_is_not_tuned_but_anew(tmp_path: Path) ->
     assert written.wanted(rows, tmp_path / "other.csv", MI300X, again=True)[0] == rows
 
 
-def test_a_place_is_checked_before_hours_are_spent(tmp_path: Path) -> None:
+def test_places_sizes_and_configs_are_those_that_a_server_takes(tmp_path: Path) -> None:
     (tmp_path / "bf16_tuned_gemm.csv").symlink_to(tmp_path / "elsewhere.csv")
     with pytest.raises(OutputError, match="is a link"):
         opened(tmp_path / "bf16_tuned_gemm.csv").check()
-
-
-VLLM, SGLANG = (registry.get(ServerFormat, name) for name in ("vllm_dense_json", "sglang_dense_json"))
-NAME = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
-TOOLS = {"triton": "3.6.0", "torch": "2.13.0", "device": "NVIDIA H200"}
-BLOCKS = Defaults(family="a8w8_blockscale")
-SIZES = [row.problem for row in VLLM.list_sizes(6144, 4096, BLOCKS)]
-TODAY = Config("tile", 64, 128, 128, 32, num_warps=4, num_stages=2)  # what vLLM runs without a table
-
-
-def test_sizes_and_configs_are_those_that_the_server_looks_up_and_its_kernel_takes() -> None:
     assert [p.m for p in SIZES[:3]] == [1, 2, 4] and {p.layout for p in SIZES} == {"TN"}
     channels = SGLANG.list_sizes(6144, 4096, Defaults.of("fp8", family="a8w8"))
     assert 33 in [row.problem.m for row in channels] and channels[0].problem.family == "a8w8"
@@ -107,6 +96,14 @@ def test_sizes_and_configs_are_those_that_the_server_looks_up_and_its_kernel_tak
     assert dict(limits.axes) == {"block_k": (16, 32, 64, 128)}
     assert dict(SGLANG.limits("a8w8_blockscale", load_target("gfx942")).axes) == {"block_k": (128,)}
     assert SGLANG.limits("a8w8", load_target("sm90")).first == (), "there SGLang runs CUTLASS"
+
+
+VLLM, SGLANG = (registry.get(ServerFormat, name) for name in ("vllm_dense_json", "sglang_dense_json"))
+NAME = "N=6144,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+TOOLS = {"triton": "3.6.0", "torch": "2.13.0", "device": "NVIDIA H200"}
+BLOCKS = Defaults(family="a8w8_blockscale")
+SIZES = [row.problem for row in VLLM.list_sizes(6144, 4096, BLOCKS)]
+TODAY = Config("tile", 64, 128, 128, 32, num_warps=4, num_stages=2)  # what vLLM runs without a table
 
 
 def written_beside(place: Path, times: dict[Config, float], won: Record) -> tuple[Translation, dict[str, Any]]:

@@ -51,7 +51,14 @@ def reported(said: str, first: str, path: str) -> list[str]:
     return lines
 
 
-def test_compare_and_benchmark_refuse_each_by_itself(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_refuse_or_leave_out_each_by_itself(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export.main([argv[1], "-o", str(tmp_path / "kernels"), "--target", "gfx942"]) == 0
+    lines = reported(capsys.readouterr().err, "left out: ", argv[1])
+    assert len(lines) == len(BAD) and all(why in line for line, (*_, why) in zip(lines, BAD.values(), strict=True))
+    rows = (tmp_path / "kernels" / "kernels.csv").read_text().splitlines()
+    assert len(rows) == 2 and rows[1].startswith("tile__bm16__bn16__bk16__")
     assert tune.main([*argv, "--compare_wo_tuning"]) == 1
     said = capsys.readouterr()
     lines = reported(said.err, "refused: ", argv[1])
@@ -63,14 +70,6 @@ def test_compare_and_benchmark_refuse_each_by_itself(argv: list[str], capsys: py
     assert reported(said.err, "refused: ", argv[1]) == lines
     (foreign,) = [line.split() for line in said.out.splitlines() if line.startswith(f"{16 + len(BAD)}x16x64")]
     assert foreign[1:4] == ["-", "5.00", "-"] and "refused" in foreign, "no prediction stands beside another GPU's time"
-
-
-def test_export_leaves_each_out_by_itself(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert export.main([argv[1], "-o", str(tmp_path / "kernels"), "--target", "gfx942"]) == 0
-    lines = reported(capsys.readouterr().err, "left out: ", argv[1])
-    assert len(lines) == len(BAD) and all(why in line for line, (*_, why) in zip(lines, BAD.values(), strict=True))
-    rows = (tmp_path / "kernels" / "kernels.csv").read_text().splitlines()
-    assert len(rows) == 2 and rows[1].startswith("tile__bm16__bn16__bk16__")
 
 
 def test_what_a_template_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,12 +31,9 @@ DESCRIBED = (TMA, TMA_POLLED, TMA_SWAPPED)
 ODD = Problem(17, 19, 21, *matrices(layout="TN"), batch=2)
 
 
-@pytest.mark.parametrize(
-    ("shared", "row_a", "row_b", "bias"),
-    [("", True, False, "n"), ("", False, True, "m"), ("a", True, False, "n"), ("b", False, True, "m")],
-)
+@apart(("", True, False, "n"), ("", False, True, "m"), ("a", True, False, "n"), ("b", False, True, "m"))
 def test_pointer_templates_at_odd_sizes(
-    interpreted: Interpreted, shared: str, row_a: bool, row_b: bool, bias: str
+    shared: str, row_a: bool, row_b: bool, bias: str, /, interpreted: Interpreted
 ) -> None:
     problem = replace(
         ODD, bias=bias, a=ODD.a._replace(shared=shared == "a"), b=ODD.b._replace(shared=shared == "b")
@@ -44,11 +41,10 @@ def test_pointer_templates_at_odd_sizes(
     interpreted.check(problem, (SPLIT, GEMV) if shared else POINTERS, GFX942)
 
 
-@pytest.mark.parametrize(
-    ("shared", "row_a", "row_b", "k"),
-    [("", True, False, 24), ("", False, True, 32), ("a", False, True, 32), ("b", True, False, 24)],
-)
-def test_descriptors_cover_the_batch(interpreted: Interpreted, shared: str, row_a: bool, row_b: bool, k: int) -> None:
+@apart(("", True, False, 24), ("", False, True, 32), ("a", False, True, 32), ("b", True, False, 24))
+def test_descriptors_cover_the_batch(
+    shared: str, row_a: bool, row_b: bool, k: int, /, interpreted: Interpreted
+) -> None:
     """M is no multiple of a tile: what a block reads of the next product's rows must not reach C."""
     m = 19 if row_a else 24
     problem = Problem(m, 24, k, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), batch=2)

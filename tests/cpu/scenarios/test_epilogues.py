@@ -9,13 +9,8 @@ from tests.support import ROOT, forked
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
-from tests.support.tables import apart
-from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Operand, Problem, matrices
+from tests.support.nouns import Config, Groups, InputError, Operand, Problem, apart, matrices, registry
 from tritongemm.numerics import verify
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family, KernelBackend, LibraryBackend
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.space import space
@@ -54,9 +49,25 @@ def test_descriptor_templates(interpreted: Interpreted, epilogue: str) -> None:
     interpreted.check(problem, DESCRIBED, SM90)
 
 
-def test_scaled_products(interpreted: Interpreted) -> None:
+def test_scaled_products_blocks_and_residuals_have_them(interpreted: Interpreted) -> None:
     plain = Problem(18, 48, 48, *matrices("int8", c="bf16", layout="TN"), bias="n", epilogue="silu_mul")
     interpreted.check(registry.get(Family, "a8w8").problem(plain), POINTERS, GFX942)
+    of_c = "fp8e4m3fn"
+    gated = Problem(19, 768, 37, *matrices("bf16", c=of_c, layout="TN"), bias="n", epilogue="silu_mul_block")
+    interpreted.check(gated, IN_BLOCKS, SM90)
+    plain = Problem(19, 384, 40, *matrices("bf16", c=of_c, layout="TN"), epilogue="block")
+    configs = [Config("persistent", 16, 256, 16, 1, options=(("epilogue_parts", 2),)), Config("tma", 16, 128, 16, 2)]
+    interpreted.check(plain, [*configs, *IN_BLOCKS[:1]], SM90)
+    family, wide = registry.get(Family, "a8w8_blockscale"), Config("tile", 16, 256, 32, split_k=2)
+    of = Problem(19, 768, 160, *matrices("int8", c="fp8e4m3fn", layout="TN"), epilogue="silu_mul_block")
+    interpreted.check(family.problem(of), [wide], SM90)
+    few = replace(of, m=3, c=Operand("bf16"), epilogue="silu_mul")
+    interpreted.check(family.problem(few), [wide, Config("gemv", 1, 256, 128, num_warps=2)], SM90)
+    bf16 = Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue="add")
+    interpreted.check(bf16, [*POINTERS, STREAMED, *DESCRIBED], SM90)
+    interpreted.check(replace(bf16, k=37, n=48), POINTERS[1:4:2], GFX942)
+    with pytest.raises(InputError, match="a matrix is added, and no bias"):
+        replace(bf16, bias="n")
 
 
 def test_refusals() -> None:
@@ -82,23 +93,6 @@ IN_BLOCKS = [
 ]
 
 
-def test_blocks_of_a_result_have_factors(interpreted: Interpreted) -> None:
-    of_c = "fp8e4m3fn"
-    gated = Problem(19, 768, 37, *matrices("bf16", c=of_c, layout="TN"), bias="n", epilogue="silu_mul_block")
-    interpreted.check(gated, IN_BLOCKS, SM90)
-    plain = Problem(19, 384, 40, *matrices("bf16", c=of_c, layout="TN"), epilogue="block")
-    configs = [Config("persistent", 16, 256, 16, 1, options=(("epilogue_parts", 2),)), Config("tma", 16, 128, 16, 2)]
-    interpreted.check(plain, [*configs, *IN_BLOCKS[:1]], SM90)
-
-
-def test_gate_and_up_alternate_by_what_shares_factors(interpreted: Interpreted) -> None:
-    family, wide = registry.get(Family, "a8w8_blockscale"), Config("tile", 16, 256, 32, split_k=2)
-    of = Problem(19, 768, 160, *matrices("int8", c="fp8e4m3fn", layout="TN"), epilogue="silu_mul_block")
-    interpreted.check(family.problem(of), [wide], SM90)
-    few = replace(of, m=3, c=Operand("bf16"), epilogue="silu_mul")
-    interpreted.check(family.problem(few), [wide, Config("gemv", 1, 256, 128, num_warps=2)], SM90)
-
-
 @pytest.mark.parametrize("epilogue", ["silu_mul", "gelu_block"])
 def test_the_baseline_is_a_product_and_a_kernel(monkeypatch: pytest.MonkeyPatch, epilogue: str) -> None:
     """Here without what torch.compile makes of the second step."""
@@ -115,23 +109,13 @@ def test_the_baseline_is_a_product_and_a_kernel(monkeypatch: pytest.MonkeyPatch,
     assert not verify.library_fault(problem, verify.compare(problem, family, c, family.reference(problem, operands)))
 
 
-@pytest.mark.parametrize(
-    ("m", "epilogue", "groups"), [(1, "silu_mul", 1), (512, "silu_mul_block", 1), (64, "silu_mul", 8)]
-)
-def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str, groups: int) -> None:
+@apart((1, "silu_mul", 1), (512, "silu_mul_block", 1), (64, "silu_mul", 8))
+def test_what_can_not_compute_an_epilogue_is_pruned(m: int, epilogue: str, groups: int, /) -> None:
     of_c, triton = "fp8e4m3fn" if "block" in epilogue else "bf16", registry.get(KernelBackend, "triton")
     problem = Problem(m, 3072, 1024, *matrices("bf16", c=of_c, layout="TN"), epilogue=epilogue)
     problem = problem if groups == 1 else replace(problem, groups=Groups(groups))
     kept = prune(space(problem, SM90), problem, SM90).kept
     assert kept and all(triton.check(config, problem, SM90) for config in kept[::7])
-
-
-def test_a_residual_is_added(interpreted: Interpreted) -> None:
-    bf16 = Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue="add")
-    interpreted.check(bf16, [*POINTERS, STREAMED, *DESCRIBED], SM90)
-    interpreted.check(replace(bf16, k=37, n=48), POINTERS[1:4:2], GFX942)
-    with pytest.raises(InputError, match="a matrix is added, and no bias"):
-        replace(bf16, bias="n")
 
 
 STEP_AND_FORMULAS = """

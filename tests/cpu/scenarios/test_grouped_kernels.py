@@ -7,14 +7,9 @@ import pytest
 
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
-from tests.support.tables import apart, heavy
+from tests.support.nouns import Config, Family, Groups, Operand, Problem, apart, heavy, matrices, registry
 from tritongemm.codegen import modules
-from tritongemm.core.config import Config
-from tritongemm.core.group_rows import Groups
-from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
-from tritongemm.plugins import registry
-from tritongemm.plugins.contracts import Family
 from tritongemm.system.child_process import WorkerProcess
 
 PLAIN = Config("grouped", 16, 32, 32, 4, options=(("per_unit", 2),))

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.nouns import Patch, Problem, Record, registry, results_format
+from tests.support.nouns import Backend, Family, KernelBackend, Patch, Problem, Record, registry, results_format
 from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, show_to_children
 from tritongemm.cli import export, launch_plan, tune
 from tritongemm.core.trial import PREDICTED
-from tritongemm.plugins.contracts import Backend, Family, KernelBackend
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.processes import becomes_true, is_running
-from tests.support.tables import heavy
+from tests.support.tables import apart, heavy
 from tritongemm.tune import search_processes
 
 SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * search_processes.FEW_PROBLEMS))
@@ -54,11 +54,8 @@ def children(parent: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["tritongemm tune", *(heavy(w) for w in ("tritongemm.tune", "tritongemm export"))],
-)
-def test_a_command_imports_nothing_from_the_current_folder(words: str, tmp_path: Path) -> None:
+@apart("tritongemm tune", *(heavy(w) for w in ("tritongemm.tune", "tritongemm export")))
+def test_a_command_imports_nothing_from_the_current_folder(words: str, /, tmp_path: Path) -> None:
     """A file there that is called as a package that we use would be run in its place."""
     for package in ("numpy", "yaml", "torch", "triton", "jinja2", "joblib", "argparse"):
         (tmp_path / f"{package}.py").write_text("raise SystemExit('taken from the current folder')\n")

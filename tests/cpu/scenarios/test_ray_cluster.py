@@ -19,11 +19,9 @@ import pytest
 from tests.support import ROOT
 from tests.support.call_logs import line
 from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE
-from tests.support.nouns import MeasureProtocol, Problem, Trial
+from tests.support.nouns import ArtifactCache, BuildPool, MeasureProtocol, Problem, Trial
 from tests.support.stores import take
-from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
-from tritongemm.build.pool import BuildPool
 from tritongemm.campaigns.driver import STAGES
 from tritongemm.cli import shell
 from tritongemm.measure.cluster import ClusterGpus

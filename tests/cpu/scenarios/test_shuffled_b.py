@@ -9,7 +9,7 @@ import torch
 
 from tests.support import ROOT, emulated, forked
 from tests.support.interpreted import Interpreted
-from tests.support.nouns import Config, Problem, Target, cases, each, heavy, matrices, registry
+from tests.support.nouns import Config, Problem, Target, apart, cases, each, heavy, matrices, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.codegen import modules, render
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
@@ -75,12 +75,8 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("one", "target"),
-    [*QUICK, *(heavy(*case) for case in OTHERS)],
-    ids=lambda value: getattr(value, "key", ""),
-)
-def test_kernels_in_the_interpreter(interpreted: Interpreted, one: Problem, target: Target) -> None:
+@apart(*QUICK, *(heavy(*case) for case in OTHERS), ids=lambda value: getattr(value, "key", ""))
+def test_kernels_in_the_interpreter(one: Problem, target: Target, /, interpreted: Interpreted) -> None:
     configs = usable(one, target, CONFIGS)
     assert {c.template for c in configs} == {"tile", "stream_k", "gemv"}
     interpreted.check(one, configs, target)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Capsys, Patch
-from tests.support.tables import apart
+from tests.support.nouns import Capsys, Patch, apart
 from tritongemm.cli import gradlib, tune
 
 pytestmark = [

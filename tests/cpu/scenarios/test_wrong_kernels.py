@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, SPLIT
-from tests.support.nouns import Artifact, Config, Groups, Patch, Problem, Target, Trial, matrices, registry
+from tests.support.nouns import Artifact, Config, Groups, Patch, Problem, Target, Trial, apart, matrices, registry
 from tritongemm.codegen import modules
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
@@ -133,10 +133,8 @@ def check(problem: Problem, config: Config, target: Target) -> Trial:
     return trial
 
 
-@pytest.mark.parametrize(
-    "edit", [pytest.param(e, id=e.name, marks=() if e.quick else pytest.mark.heavy) for e in EDITS]
-)
-def test_a_wrong_kernel_is_noticed(monkeypatch: Patch, edit: Edit) -> None:
+@apart(*[pytest.param(e, id=e.name, marks=() if e.quick else pytest.mark.heavy) for e in EDITS])
+def test_a_wrong_kernel_is_noticed(edit: Edit, /, monkeypatch: Patch) -> None:
     triton = registry.get(SearchedBackend, "triton")
     write = triton.write_candidates
 

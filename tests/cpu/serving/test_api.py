@@ -32,7 +32,7 @@ def test_on_the_cpu_it_is_linear(lead: tuple[int, ...], with_bias: bool, dtype: 
     assert tritongemm.mm(x, w, bias).shape == (*lead, 10)
 
 
-def test_operands_of_eight_bits_and_wrong_shapes() -> None:
+def test_eight_bits_and_wrong_shapes_and_a_light_import() -> None:
     x, w = torch.randint(-100, 100, (20, 64), dtype=torch.int8), torch.randint(-100, 100, (8, 64), dtype=torch.int8)
     exact = x.long() @ w.long().T
     assert torch.equal(tritongemm.mm(x, w).long(), exact) and tritongemm.mm(x, w).dtype == torch.int32
@@ -44,6 +44,17 @@ def test_operands_of_eight_bits_and_wrong_shapes() -> None:
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, functional.linear(x.float(), w.float(), bias))
     assert tritongemm.mm(x.float(), w.float(), bias, torch.bfloat16).dtype == torch.bfloat16
+    code = """
+import sys, torch
+import tritongemm
+tritongemm.mm
+heavy = [m for m in ("triton", "jinja2", "joblib", "yaml", "rich") if m in sys.modules]
+assert not heavy, heavy
+"""
+    done = forked.run(["-c", code], ROOT)
+    assert done.returncode == 0, done.stderr
+    code = "import sys, tritongemm, tritongemm.tune.__main__, tritongemm.__main__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -116,20 +127,6 @@ def test_forward_derivatives_flow(monkeypatch: Patch) -> None:
     with forward.dual_level():
         out = tritongemm.mm(forward.make_dual(x, tangent), w)
         torch.testing.assert_close(forward.unpack_dual(out).tangent, tangent @ w.T)
-
-
-def test_importing_is_light() -> None:
-    code = """
-import sys, torch
-import tritongemm
-tritongemm.mm
-heavy = [m for m in ("triton", "jinja2", "joblib", "yaml", "rich") if m in sys.modules]
-assert not heavy, heavy
-"""
-    done = forked.run(["-c", code], ROOT)
-    assert done.returncode == 0, done.stderr
-    code = "import sys, tritongemm, tritongemm.tune.__main__, tritongemm.__main__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 # What is said of tensors on a GPU, with tensors that pretend to be there.

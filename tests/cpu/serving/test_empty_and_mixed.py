@@ -74,7 +74,7 @@ def test_what_does_not_belong_together_is_named_without_rows_too(changes: dict[s
     refuses(says, tritongemm.scaled_mm, **given | changes)
 
 
-def test_no_tokens_and_no_k_give_gradients_and_zeros() -> None:
+def test_no_tokens_no_k_mixed_types_and_sums_beyond_int32() -> None:
     bias = ONE(N).requires_grad_()
     tritongemm.scaled_mm(q(0, K), q(N, K), ONE(0), ONE(N), bias).sum().backward()
     assert bias.grad is not None and not bias.grad.any()
@@ -83,6 +83,13 @@ def test_no_tokens_and_no_k_give_gradients_and_zeros() -> None:
     for of_a, of_b in ((ONE(2, M), ONE(2, N)), (ONE(2, M, 0), ONE(2, 0, 1)), (powers(2, M, 0), powers(2, 0, N))):
         none = tritongemm.scaled_bmm(q(2, M, 0), q(2, 0, N), of_a, of_b)
         assert none.shape == (2, M, N) and not none.any()
+    half = torch.full((3, 4), 0.5)
+    assert bool((tritongemm.mm(ONE(2, 4).to(INT8), half, None, torch.float32) == 2).all())
+    assert bool((tritongemm.mm(half, ONE(2, 4).to(INT8)) == 2).all())
+    a = torch.full((1, 140_000), 127, dtype=INT8)
+    ends, right = torch.ones(1, dtype=INT32), 140_000 * 127 * 127 - 2**32
+    products = tritongemm.mm(a, a), tritongemm.bmm(a[None], a.mT[None]), tritongemm.grouped_mm(a, a.mT[None], ends)
+    assert [int(one) for one in products] == [right] * 3
 
 
 @each("factors", [ONE(N), ONE(1), ONE(1, 2), powers(N, 8)])
@@ -93,10 +100,8 @@ def test_a_layer_of_no_tokens_has_no_rows(factors: Tensor, tokens: tuple[int, ..
     refuses("bias is", tritongemm.linear_fp8, ONE(*tokens, K), q(N, K), factors, ONE(N + 1))
 
 
-@each(
-    ("of_a", "of_b"), [((0, M, 2), (0, 2, 1)), ((0, M, 2), (0, 2, 128)), ((0, M), (0, 128)), ((0, M, 1), (0, 1, 128))]
-)
-def test_a_batch_of_no_products_is_empty(of_a: tuple[int, ...], of_b: tuple[int, ...]) -> None:
+@cases(((0, M, 2), (0, 2, 1)), ((0, M, 2), (0, 2, 128)), ((0, M), (0, 128)), ((0, M, 1), (0, 1, 128)))
+def test_a_batch_of_no_products_is_empty(of_a: tuple[int, ...], of_b: tuple[int, ...], /) -> None:
     assert tritongemm.scaled_bmm(q(0, M, K), q(0, K, 128), ONE(of_a), ONE(of_b)).shape == (0, M, 128)
     refuses("scale_a is", tritongemm.scaled_bmm, q(0, M, K), q(0, K, 128), ONE(0, M, 3), ONE(of_b))
 
@@ -106,16 +111,6 @@ def test_a_product_without_k_is_its_bias(bias: Tensor) -> None:
     out = tritongemm.scaled_bmm(q(2, M, 0), q(2, 0, 4), ONE(2, M), ONE(2, 4), bias)
     assert torch.equal(out.float(), bias.view(-1, 1, 4).expand(2, M, 4))
     assert not tritongemm.scaled_bmm(q(2, M, 0), q(2, 0, 4), ONE(2, M), ONE(2, 4)).any()
-
-
-def test_mixed_types_and_sums_beyond_int32_are_those_of_kernels() -> None:
-    half = torch.full((3, 4), 0.5)
-    assert bool((tritongemm.mm(ONE(2, 4).to(INT8), half, None, torch.float32) == 2).all())
-    assert bool((tritongemm.mm(half, ONE(2, 4).to(INT8)) == 2).all())
-    a = torch.full((1, 140_000), 127, dtype=INT8)
-    ends, right = torch.ones(1, dtype=INT32), 140_000 * 127 * 127 - 2**32
-    products = tritongemm.mm(a, a), tritongemm.bmm(a[None], a.mT[None]), tritongemm.grouped_mm(a, a.mT[None], ends)
-    assert [int(one) for one in products] == [right] * 3
 
 
 def test_groups_may_have_no_rows_and_a_step_no_token() -> None:

@@ -190,7 +190,7 @@ def test_memory_that_kernels_rely_on_is_never_taken_back() -> None:
     assert device.workspaces is not None and device.workspaces.holds(10**6, 10**4)
 
 
-def test_who_won_decides_what_is_launched() -> None:
+def test_who_won_decides_what_is_launched_and_the_later_of_equal_records() -> None:
     p = problem(4, 8, 16)
     own, ours = registry.baseline().name, record(p)
     assert source_row.is_launchable(ours) and not source_row.baseline_won(ours)
@@ -203,9 +203,6 @@ def test_who_won_decides_what_is_launched() -> None:
         assert (
             str(source_row.is_launchable(strange)) == f"{p.key}: its winner {strange.winner} can't be called from here"
         )
-
-
-def test_the_table_forgets_nothing_and_the_later_of_equal_records_counts() -> None:
     first, later, elsewhere = (
         record(problem(4, 8, 16)),
         record(problem(4, 8, 16), seconds=1.0),

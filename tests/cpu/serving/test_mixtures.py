@@ -30,7 +30,7 @@ from tritongemm.serving.mixtures import MoeKernels
 INT8 = torch.int8
 
 
-def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_read() -> None:
+def test_a_mixture_of_integers_asks_for_its_rows_and_odd_addresses_are_copied() -> None:
     reported: list[tuple[Any, ...]] = []
 
     class Watched(MoeKernels):
@@ -43,6 +43,15 @@ def test_tokens_at_odd_addresses_are_copied_before_their_stride_is_read() -> Non
     for x in (wide[:, :32], wide[:, 1:33]):
         Watched(None, {}).gather(x, order, 2, "", torch.float32)  # type: ignore[arg-type]
     assert reported == [(80, 80, 0), (32, 32, 0)]
+    q1, q2 = torch.ones(4, 96, 64, dtype=INT8), torch.ones(4, 64, 48, dtype=INT8)
+    ids = torch.zeros(5, 2, dtype=torch.int64)
+    given = torch.ones(5, 64, dtype=torch.bfloat16), q1, q2, torch.ones(5, 2), ids, "silu"
+    tuned = [product("a8w8", 10, n, k, "int8", groups=Groups(4)) for n, k in ((96, 64), (64, 48))]
+    assert asked_by(MixtureOperands(*given, torch.ones(4, 96), torch.ones(4, 64))) == tuned
+    beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
+    assert all(sum(constants.get("MODE") == 5 for constants in each) == 8 for each in beside)  # four routes beside
+    blocks = replace(tuned[0], family="a8w8_blockscale").scaled((Scaling(depth=128), Scaling(rows=128, depth=128)))
+    assert not list(expert_kernels.kernels_for(blocks, SM90))
 
 
 def random_mixture(experts: int, hidden: int, inner: int) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tensor]:
@@ -96,18 +105,6 @@ def asked_by(operands: MixtureOperands) -> list[Problem]:
     """The problems that are looked up for the two products."""
     read = [operation.read(checked) for operation, checked in MIXTURE.products(operands)]
     return [one.problems[0] for one in read if isinstance(one, Reading)]
-
-
-def test_a_mixture_of_integers_asks_for_the_rows_of_its_family() -> None:
-    q1, q2 = torch.ones(4, 96, 64, dtype=INT8), torch.ones(4, 64, 48, dtype=INT8)
-    ids = torch.zeros(5, 2, dtype=torch.int64)
-    given = torch.ones(5, 64, dtype=torch.bfloat16), q1, q2, torch.ones(5, 2), ids, "silu"
-    tuned = [product("a8w8", 10, n, k, "int8", groups=Groups(4)) for n, k in ((96, 64), (64, 48))]
-    assert asked_by(MixtureOperands(*given, torch.ones(4, 96), torch.ones(4, 64))) == tuned
-    beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
-    assert all(sum(constants.get("MODE") == 5 for constants in each) == 8 for each in beside)  # four routes beside
-    blocks = replace(tuned[0], family="a8w8_blockscale").scaled((Scaling(depth=128), Scaling(rows=128, depth=128)))
-    assert not list(expert_kernels.kernels_for(blocks, SM90))
 
 
 KERNELS_AND_PYTORCH = """

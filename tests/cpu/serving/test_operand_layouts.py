@@ -76,17 +76,13 @@ def test_each_layout_is_served_by_its_own_row_whichever_is_called_first(gpu: Gpu
     assert dispatcher.run(empty(2, 4, 2, 64).transpose(0, 1), w, None, None).shape == (4, 2, 2, 32)
 
 
-def test_a_view_that_comes_first_does_not_take_a_layers_row_away(gpu: Gpu) -> None:
+def test_views_that_come_first_and_matrices_of_one_column(gpu: Gpu) -> None:
     dispatcher, empty = gpu
     attach(dispatcher, row(16, "TN"))
     x, w, w_view = empty(16, 64), empty(32, 64), empty(64, 32).t()
     for _ in range(2):
         assert dispatcher.run(x, w_view, None, None).shape == (16, 32)
         assert dispatcher.run(x, w, None, None) == "16x32x64_bf16_TN"
-
-
-def test_a_matrix_of_one_column_has_both_layouts(gpu: Gpu) -> None:
-    dispatcher, empty = gpu
     attach(dispatcher, row(16, n=1), row(1, "NN"))
     for w in (empty(1, 64), empty(64, 1).t()):
         assert dispatcher.run(empty(16, 64), w, None, None) == "16x1x64_bf16_TT"

@@ -62,7 +62,7 @@ def test_the_steps_are_aiters(m: int, n: int, expected: list[int], /) -> None:
     assert list(padded_ms(m, n)) == expected
 
 
-def test_own_rows_and_ranges_go_first_and_our_own_files_have_no_buckets() -> None:
+def test_own_rows_go_first_and_files_of_rows_are_named(tmp_path: Path) -> None:
     wide = record(problem(24, 32, 64), m_from=10)
     table = RecordTable([aiters(16), aiters(32), wide])
     assert table.find(problem(13, 32, 64), "sm90", 132) == wide
@@ -72,6 +72,7 @@ def test_own_rows_and_ranges_go_first_and_our_own_files_have_no_buckets() -> Non
     assert why == "13x32x64_bf16_TN was never tuned for sm90; rows of this N x K are of M 16"
     assert isinstance(table.find(problem(13, 32, 64, bias="n"), "sm90", 132), Support)
     assert isinstance(RecordTable([aiters(16, compute_units=80)]).find(problem(13, 32, 64), "sm90", 132), Support)
+    assert SourceRow(record(problem(1, 2, 3))).where == "a record that was given"
 
 
 def test_a_bucket_is_bound_to_the_true_m_and_says_whose_row_it_is() -> None:
@@ -118,7 +119,3 @@ def test_each_size_is_logged_once_where_that_is_asked_for(monkeypatch: Patch, ca
                 log.log("13x32x64", "cuda:0", choice, "a.csv: row 3 (line 4)")
                 log.log("13x32x64", "cuda:1", Resolution("fallback", "not loaded yet", lasting=False), "")
     assert [r.getMessage() for r in caplog.records] == ["13x32x64 on cuda:0: bucket: M 16 …; a.csv: row 3 (line 4)"]
-
-
-def test_the_file_of_a_row_is_named(tmp_path: Path) -> None:
-    assert SourceRow(record(problem(1, 2, 3))).where == "a record that was given"

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
+from tests.support.nouns import Problem, apart
 from tests.support.served_region import copies
-from tests.support.tables import apart
-from tritongemm.core.problem import Problem
 from tritongemm.numerics import epilogues
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.fused_layers import WaitingProduct

@@ -171,7 +171,7 @@ def test_only_layers_whose_rows_serve_the_gpu_are_called_served() -> None:
     )
 
 
-def test_layers_that_others_changed_are_left() -> None:
+def test_layers_that_others_changed_and_other_experts_are_left() -> None:
     class Packed(Tensor):  # type: ignore[misc]
         pass
 
@@ -183,6 +183,16 @@ def test_layers_that_others_changed_are_left() -> None:
     fails(TypeError, r"model must be a torch.nn.Module, not float", tritongemm.patch, 1.0)
     assert left["0"] == "another library replaced its forward" and left["1"] == "its weight is a Packed"
     assert "ParametrizedLinear" in left["2"]
+    static = layers.fp8_experts(layers.experts())
+    static.activation_scheme = "static"
+    replaced, biased = layers.experts(), layers.experts()
+    replaced.forward = lambda *_: None
+    biased.has_bias = True
+    model = nn.ModuleList([layers.experts("relu"), static, replaced, biased, layers.experts()])
+    left = tritongemm.patch(model, [*rows_of_experts()[:1], *rows_of_experts(True)]).left
+    assert left["0"].startswith("its gate is none of silu") and left["1"].startswith("its factors are not dynamic")
+    assert left["2"] == "another library replaced its forward" and left["3"] == "its experts have biases"
+    assert left["4"] == "no row for 4 experts of N=128, K=128, bf16"
 
 
 def test_nothing_but_the_computation_changes() -> None:
@@ -245,19 +255,6 @@ def test_calls_that_our_kernels_do_not_take_are_transformers() -> None:
 
 
 # --- Experts ----------------------------------------------------------------------------------------------------------
-
-
-def test_other_experts_are_left_with_the_reason() -> None:
-    static = layers.fp8_experts(layers.experts())
-    static.activation_scheme = "static"
-    replaced, biased = layers.experts(), layers.experts()
-    replaced.forward = lambda *_: None
-    biased.has_bias = True
-    model = nn.ModuleList([layers.experts("relu"), static, replaced, biased, layers.experts()])
-    left = tritongemm.patch(model, [*rows_of_experts()[:1], *rows_of_experts(True)]).left
-    assert left["0"].startswith("its gate is none of silu") and left["1"].startswith("its factors are not dynamic")
-    assert left["2"] == "another library replaced its forward" and left["3"] == "its experts have biases"
-    assert left["4"] == "no row for 4 experts of N=128, K=128, bf16"
 
 
 def test_experts_whose_weights_are_stored_otherwise_are_left() -> None:

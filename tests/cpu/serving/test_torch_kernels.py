@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from tests.support.linear_layers import StandInDriver, problem, run_on_cpu, stand_in_device
-from tests.support.tables import apart
+from tests.support.nouns import Operand, apart
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import served_algorithm
-from tritongemm.core.problem import Operand
 from tritongemm.hip_ext.blaslt import library as blaslt_library
 from tritongemm.hip_ext.blaslt import tables as blaslt_tables
 from tritongemm.serving import stored_kernels

@@ -16,12 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT, raising
+from tests.support.nouns import ArtifactCache, BuildPool, UnavailableError, apart, fails
 from tests.support.processes import becomes_true, is_running
-from tests.support.refusals import fails
-from tests.support.tables import apart
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
-from tritongemm.core.errors import UnavailableError
 from tritongemm.system import child_process
 from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerProcess, WorkerTimeout
 
@@ -38,21 +34,11 @@ def child() -> Iterator[WorkerProcess]:
         one.kill()
 
 
-def test_answers_come_in_order_from_one_process(child: WorkerProcess) -> None:
+def test_answers_come_in_order_and_a_request_that_raises_costs_itself(child: WorkerProcess) -> None:
     assert list(child.ask(("count", 5), 60)) == [0, 1, 2, 3, 4] and list(child.ask(("count", 0), 60)) == []
     (before,) = child.ask(("served", None), 60)
     (after,) = child.ask(("served", None), 60)
     assert after == before + 1, "the same object answers"
-
-
-def test_its_own_session_and_environment(child: WorkerProcess) -> None:
-    ((value, pid, group),) = child.ask(("environment", "TOY_SETTING"), 60)
-    assert value == "blue" and "TOY_SETTING" not in os.environ
-    assert pid == group != os.getpgid(0), "Ctrl-C at the terminal reaches the parent alone"
-    assert child.alive
-
-
-def test_a_request_that_raises_costs_itself(child: WorkerProcess) -> None:
     ((_, pid, _),) = child.ask(("environment", ""), 60)
     answers = child.ask(("fail", 2), 60)
     assert [next(answers), next(answers)] == [0, 1]
@@ -60,6 +46,13 @@ def test_a_request_that_raises_costs_itself(child: WorkerProcess) -> None:
     fails(WorkerError, "pickle", list, child.ask(("unpicklable", None), 60))
     ((_, same, _),) = child.ask(("environment", ""), 60)
     assert same == pid
+
+
+def test_its_own_session_and_environment(child: WorkerProcess) -> None:
+    ((value, pid, group),) = child.ask(("environment", "TOY_SETTING"), 60)
+    assert value == "blue" and "TOY_SETTING" not in os.environ
+    assert pid == group != os.getpgid(0), "Ctrl-C at the terminal reaches the parent alone"
+    assert child.alive
 
 
 @apart(

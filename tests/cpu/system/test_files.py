@@ -73,13 +73,20 @@ def test_a_folder_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: Patch
         files.check_place(tmp_path / "out", lambda start: True, "mine", "choose another")
 
 
-def test_a_file_of_another_kind_is_known_by_its_beginning(tmp_path: Path) -> None:
+def test_files_are_known_by_their_beginning_and_modes_and_edits_kept(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"theirs" + b"x" * 10_000)
     with pytest.raises(OutputError, match="out is not mine; choose another"):
         files.check_place(path, lambda start: start.startswith(b"mine"), "mine", "choose another")
     files.check_place(path, lambda start: start.startswith(b"theirs") and len(start) < 10_000, "mine", "")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    path.write_text("old")
+    path.chmod(0o640)
+    files.atomic_write(path, "new")
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640
+    names = [files.keep_edited(tmp_path / "out", data).name for data in (b"1", b"2", b"3")]
+    assert names == ["out.edited", "out.edited.2", "out.edited.3"]
+    assert [(tmp_path / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
 
 
 def test_no_other_process_is_waited_for(tmp_path: Path) -> None:
@@ -89,17 +96,6 @@ def test_no_other_process_is_waited_for(tmp_path: Path) -> None:
     for name in ("pipe", "link"):
         with pytest.raises(OSError):
             files.read_regular(tmp_path / name)
-
-
-def test_modes_and_edited_texts_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_text("old")
-    path.chmod(0o640)
-    files.atomic_write(path, "new")
-    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640
-    names = [files.keep_edited(tmp_path / "out", data).name for data in (b"1", b"2", b"3")]
-    assert names == ["out.edited", "out.edited.2", "out.edited.3"]
-    assert [(tmp_path / name).read_bytes() for name in names] == [b"1", b"2", b"3"]
 
 
 def test_unfinished_texts_of_a_folder_are_swept(tmp_path: Path) -> None:

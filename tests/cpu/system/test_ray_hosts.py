@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, fake_ray, raising
-from tests.support.nouns import Patch
-from tests.support.refusals import fails, refuses
-from tests.support.tables import apart
-from tritongemm.core.errors import InputError, UnavailableError
+from tests.support.nouns import InputError, Patch, UnavailableError, apart, fails, refuses
 from tritongemm.system import ray_hosts
 from tritongemm.system.child_process import WorkerDied, WorkerError, WorkerTimeout
 from tritongemm.system.ray_hosts import HostLost, RayHosts, RemoteHost

@@ -49,7 +49,7 @@ def test_a_device_that_does_not_come_is_not_waited_for_long(monkeypatch: Patch) 
     assert [queue.draw(0) for _ in range(2)] == [("a", [1]), ("b", [1])]
 
 
-def test_a_size_stays_on_the_device_that_drew_it() -> None:
+def test_a_size_stays_on_its_device_and_a_closed_queue_wakes_who_waits() -> None:
     queue = DeviceQueue[str, int](2)
     queue.put("a", 1)
     assert queue.draw(1) == ("a", [1])
@@ -57,6 +57,18 @@ def test_a_size_stays_on_the_device_that_drew_it() -> None:
     queue.put("b", 3)
     assert queue.draw(0) == ("b", [3]), "a is device 1's"
     assert queue.draw(1) == ("a", [2])
+    queue, drawn = DeviceQueue[str, int](), list[object]()
+
+    def work() -> None:
+        while (found := queue.draw(0)) is not None:
+            drawn.append(found)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    queue.put("a", 1)
+    queue.close()
+    thread.join(10)
+    assert not thread.is_alive() and drawn == [("a", [1])], "what was queued before the end is done"
 
 
 def test_what_is_drawn_together_last_and_not_any_more() -> None:
@@ -80,21 +92,6 @@ def test_what_is_drawn_together_last_and_not_any_more() -> None:
     queue.put("b", 2, later=True)
     queue.close(abandon=True)
     assert queue.draw(0) is None
-
-
-def test_a_waiting_device_is_woken_and_a_closed_queue_ends_it() -> None:
-    queue, drawn = DeviceQueue[str, int](), list[object]()
-
-    def work() -> None:
-        while (found := queue.draw(0)) is not None:
-            drawn.append(found)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    queue.put("a", 1)
-    queue.close()
-    thread.join(10)
-    assert not thread.is_alive() and drawn == [("a", [1])], "what was queued before the end is done"
 
 
 def test_devices_work_side_by_side() -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, passed
-from tests.support.nouns import Capsys, Config, FormatRow, Patch, Record
+from tests.support.nouns import ArtifactCache, BuildPool, Capsys, Config, FormatRow, Patch, Record
 from tests.support.racing import SIZE
-from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
 from tritongemm.cli import tune
 from tritongemm.codegen import render
 from tritongemm.measure.offline_evaluator import OfflineEvaluator

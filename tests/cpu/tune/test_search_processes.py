@@ -15,6 +15,7 @@ from tests.support.lent_processes import LentProcess
 from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, each, heavy, matrices
 from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
+from tests.support.tables import apart
 from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
 from tritongemm.plugins.contracts import Search
@@ -85,12 +86,9 @@ QUICK = [("guided", WorkerKilledLater, True)]
 ALL = pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledLater], [False, True])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "worker", "shares"),
-    [*QUICK, *(heavy(*case) for case in ALL if case not in QUICK)],
-)
+@apart(*QUICK, *(heavy(*case) for case in ALL if case not in QUICK))
 def test_a_search_asks_for_the_same_wherever_it_runs(
-    tmp_path: Path, monkeypatch: Patch, strategy: str, worker: type, shares: bool
+    strategy: str, worker: type, shares: bool, /, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """In this process, in another one, or begun again where that one is lost; and brings what is to be compiled."""
     if worker is not SearchWorker:

@@ -11,21 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Capsys, Patch
+from tests.support.nouns import Artifact, Capsys, Config, Defaults, Groups, Machine, Patch, Trial, each, registry
 from tests.support.stores import TOOLS, record, take
-from tests.support.tables import each
-from tritongemm.core.artifact import Artifact
-from tritongemm.core.config import Config
 from tritongemm.core.format_row import FormatRow
-from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.protocol import RaceResult
 from tritongemm.core.reduction_order import ReductionOrder
-from tritongemm.core.trial import Trial
-from tritongemm.formats import Defaults
-from tritongemm.hip_ext.machine import Machine
 from tritongemm.measure.invariance import Invariance
-from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import ServerFormat
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile

@@ -59,7 +59,7 @@ def layers_of(values: dict[str, Any], tp: int = 1) -> dict[str, tuple[int, int, 
     return {one.name.removeprefix("layers.*."): (one.n, one.k, one.groups, n) for one, n in found.items()}
 
 
-def test_infinities_and_experts_are_read_as_transformers_writes_them() -> None:
+def test_what_transformers_writes_and_language_models_of_another_type(tmp_path: Path) -> None:
     assert layers_of(BAMBA | {"time_step_limit": [0.0, {"__float__": "Infinity"}]}) == layers_of(BAMBA)
     found = layers_of(QWEN3_MOE, 8)
     assert found == {
@@ -67,9 +67,6 @@ def test_infinities_and_experts_are_read_as_transformers_writes_them() -> None:
         "mlp.experts.gate_up_proj": (192, 2048, 128, 2), "mlp.experts.down_proj": (2048, 96, 128, 2),
         "mlp.gate": (128, 2048, 1, 2), "lm_head": (18992, 2048, 1, 1),
     }  # fmt: skip
-
-
-def test_a_language_model_of_another_type_is_that_type(tmp_path: Path) -> None:
     values = {"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "text_config": MISTRAL_4}
     found = layers_of(values, 4)
     assert found["self_attn.fused_qkv_a_proj"] == (1024 + 256 + 64, 4096, 1, 2)

@@ -83,7 +83,7 @@ def layers_of(folder: Path, config: object, tp: int = 1) -> dict[str, tuple[int,
     }
 
 
-def test_qwen3_32b_whose_heads_are_not_its_width(tmp_path: Path) -> None:
+def test_layers_of_models_whose_heads_are_not_their_width_are_as_aiter_ships_them(tmp_path: Path) -> None:
     assert layers_of(tmp_path, QWEN3_32B, 8) == {
         "self_attn.qkv_proj": (1280, 5120, 64, "none"),
         "self_attn.o_proj": (5120, 1024, 64, "none"),
@@ -93,9 +93,6 @@ def test_qwen3_32b_whose_heads_are_not_its_width(tmp_path: Path) -> None:
     }
     entire = layers_of(tmp_path, QWEN3_32B)
     assert entire["self_attn.qkv_proj"][:2] == (10240, 5120) and entire["self_attn.o_proj"][:2] == (5120, 8192)
-
-
-def test_layers_of_equal_sizes_are_one_row_as_aiter_ships_them(tmp_path: Path) -> None:
     found = [layer[:2] for layer in layers_of(tmp_path, LLAMA_70B, 8).values()]
     assert found[:4] == [(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)]
     rows = {row.callers: row.count for row in sizes_of(tmp_path, QWEN15_MOE).rows}
@@ -143,13 +140,23 @@ def test_biases_are_those_of_the_model_and_one_gpu_adds_that_of_a_sum(tmp_path: 
     assert found == {(qkv, "n"), (o, "n"), (o, "none")}
 
 
-def test_a_nested_text_model_whose_file_says_little(tmp_path: Path) -> None:
+def test_nested_models_and_mixtures_of_experts(tmp_path: Path) -> None:
     found = sizes_of(tmp_path, GEMMA3_4B)
     assert [(row.problem.n, row.problem.k) for row in found.rows] == [
         (4096, 2560), (2560, 2048), (20480, 2560), (2560, 10240), (262208, 2560),
     ]  # fmt: skip
     assert [row.count for row in found.rows] == [34, 34, 34, 34, 1]
     assert found.remarks == (f"{tmp_path}/config.json: the vision part of the model is not listed",)
+    mixtral = layers_of(tmp_path, MIXTRAL, 2)
+    assert mixtral["mlp.gate"] == (8, 4096, 32, "none") and "mlp.gate_up_proj" not in mixtral
+    qwen = layers_of(tmp_path, QWEN15_MOE | {"shared_expert_intermediate_size": 20480})
+    assert qwen["mlp.gate"] == (60, 2048, 11, "none"), "every second layer, but for the one that is named"
+    assert qwen["mlp.gate_up_proj"] == (11264, 2048, 13, "none")
+    assert qwen["mlp.shared_expert_gate"] == (1, 2048, 11, "none")
+    assert qwen["mlp.shared_expert.down_proj"] == (2048, 20480, 11, "none") and qwen["self_attn.qkv_proj"][3] == "n"
+    renamed = {"num_local_experts" if key == "num_experts" else key: value for key, value in QWEN15_MOE.items()}
+    assert layers_of(tmp_path, renamed) == layers_of(tmp_path, QWEN15_MOE)
+    assert layers_of(tmp_path, GPT_OSS)["mlp.router"] == (128, 2880, 36, "n")
 
 
 def test_deepseek_v3_and_gpus_that_can_not_share_a_model(tmp_path: Path) -> None:
@@ -167,19 +174,6 @@ def test_deepseek_v3_and_gpus_that_can_not_share_a_model(tmp_path: Path) -> None
     refuses("has 6 heads, which 4 GPUs", sizes_of, tmp_path, LLAMA_70B | {"num_key_value_heads": 6}, 4)
     with pytest.raises(InputError, match="gate_up_proj has 28671 columns, which 2 GPUs"):
         sizes_of(tmp_path, LLAMA_70B | {"intermediate_size": 28671}, 2)
-
-
-def test_mixtures_of_experts(tmp_path: Path) -> None:
-    mixtral = layers_of(tmp_path, MIXTRAL, 2)
-    assert mixtral["mlp.gate"] == (8, 4096, 32, "none") and "mlp.gate_up_proj" not in mixtral
-    qwen = layers_of(tmp_path, QWEN15_MOE | {"shared_expert_intermediate_size": 20480})
-    assert qwen["mlp.gate"] == (60, 2048, 11, "none"), "every second layer, but for the one that is named"
-    assert qwen["mlp.gate_up_proj"] == (11264, 2048, 13, "none")
-    assert qwen["mlp.shared_expert_gate"] == (1, 2048, 11, "none")
-    assert qwen["mlp.shared_expert.down_proj"] == (2048, 20480, 11, "none") and qwen["self_attn.qkv_proj"][3] == "n"
-    renamed = {"num_local_experts" if key == "num_experts" else key: value for key, value in QWEN15_MOE.items()}
-    assert layers_of(tmp_path, renamed) == layers_of(tmp_path, QWEN15_MOE)
-    assert layers_of(tmp_path, GPT_OSS)["mlp.router"] == (128, 2880, 36, "n")
 
 
 def test_what_is_multiplied(tmp_path: Path) -> None:

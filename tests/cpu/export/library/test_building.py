@@ -5,9 +5,8 @@ from pathlib import Path
 
 from tests.support import libraries
 from tests.support.libraries import TILE, UNITS
-from tests.support.nouns import Capsys, Config, Launch, Machine, Patch, Record, loader
+from tests.support.nouns import ArtifactCache, Capsys, Config, Launch, Machine, Patch, Record, loader
 from tritongemm.build import prepare
-from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.prepare import PreparedKernel
 from tritongemm.cli import library as command
 from tritongemm.export.library import building

@@ -8,9 +8,8 @@ import pytest
 
 from tests.support import libraries
 from tests.support.libraries import UNITS
-from tests.support.nouns import SUPPORTED, Config, LibraryBackend, Machine, Patch, Record, loader, registry
+from tests.support.nouns import SUPPORTED, BuildPool, Config, LibraryBackend, Machine, Patch, Record, loader, registry
 from tritongemm.build.cache import ArtifactCache
-from tritongemm.build.pool import BuildPool
 from tritongemm.export.library import building, checking
 from tritongemm.export.library.checking import Checked, Claim
 from tritongemm.export.library.entry import LibraryEntry

@@ -28,7 +28,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_library_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_library_is_read_as_written_and_damaged_archives_reported_as_such(tmp_path: Path) -> None:
     found: list[KernelLibrary] = []
     for name in ("folder", "archive.zip"):
         written = libraries.write(tmp_path / name, *RECORDS[:2])
@@ -40,9 +40,6 @@ def test_a_library_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert not found[-1].damaged and not found[-1].faults()
     assert found[0].digest == found[1].digest, "ranks may have the one and the other"
     assert not is_library(tmp_path) and not is_library(tmp_path / "nothing")
-
-
-def test_an_archive_whose_beginning_is_damaged_is_reported_as_one(tmp_path: Path) -> None:
     path = tmp_path / "k.zip"
     libraries.write(path, *RECORDS[:1])
     path.write_bytes(path.read_bytes()[100:-100])

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.nouns import Artifact, Config, Defaults, Family, Groups, Patch, cases, each, make_problem, registry
 from tritongemm.core import target
+from tritongemm.core.artifact import LoopFacts
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.model import best_seconds, predict, rank
@@ -192,6 +193,20 @@ def test_the_binary_corrects_the_estimate() -> None:
         occupancy.programs_per_cu(small, LARGE, GFX942, lean) == 4
         and occupancy.programs_per_cu(small, LARGE, GFX942, fat) == 1
     )
+
+
+@each("name", target_files.target_names())
+def test_what_a_binarys_loop_has_takes_part_on_every_target(name: str) -> None:
+    """Instructions that are issued, loads that are waited for at once, spilled registers; not those of PTX."""
+    facts, config = target_files.load_target(name), Config("tile", 64, 64, 64)
+    lean = LoopFacts(instructions=100, matrix=64, loads=8, narrow=0, spilled=0, drains=0, ahead=1.5)
+
+    def seconds(loop: LoopFacts) -> float:
+        return predict(config, LARGE, facts, Artifact(config, "x", registers=64, threads=128, loop=loop)).seconds
+
+    for worse in ({"instructions": 20_000}, {"ahead": 0.0}, {"spilled": 2048}):
+        assert seconds(replace(lean, **worse)) > seconds(lean), worse
+    assert seconds(replace(lean, spilled=None, instructions=20_000)) == seconds(replace(lean, spilled=None))
 
 
 @cases(

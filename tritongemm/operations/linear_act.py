@@ -124,7 +124,7 @@ class ActivatedLayer(ProductOperation):
         if act in IN_BLOCKS and (wanted.itemsize > 1 or columns % SCALED_BLOCK):
             raise InputError(f"the result is {wanted} of {columns} columns; blocks are of fp8, and of {SCALED_BLOCK}")
         if act == RESIDUAL and (given.bias is None or given.bias.shape != given.shape or given.bias.dtype != wanted):
-            found = given.bias is not None and f"{given.bias.dtype} {tuple(given.bias.shape)}"
+            found = None if given.bias is None else f"{given.bias.dtype} {tuple(given.bias.shape)}"
             raise InputError(f"the residual is {found}; it must be {wanted} {given.shape}, as the result")
         _ = given.scaled  # which refuses factors that are none of the operands'
         return given

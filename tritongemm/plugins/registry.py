@@ -147,8 +147,10 @@ def family_of(text: str) -> tuple[Family, Defaults]:
     return variants[text]
 
 
-def _absent(kind: str, text: str, known: Iterable[str]) -> InputError:
+def _absent(kind: str, text: object, known: Iterable[str]) -> InputError:
     """Return the error of a name that nothing has: all names, and those that begin so."""
+    if not isinstance(text, str):
+        return InputError(f"a {kind} is named by a text, not a {type(text).__name__}; there are: {', '.join(known)}")
     meant = [name for name in known if text and name.startswith(text)]
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
     return InputError(f"no {kind} is called {text!r}; there are: {', '.join(known)}{hint}")

@@ -27,6 +27,7 @@ def test_gate_and_up_are_those_of_separate_weights() -> None:
     ((X, GATE[:24], "silu_mul"), "with silu_mul it has 8 rows of gate, then 8 of up"),
     ((X, GATE[:64], "block"), "of 64 columns; blocks are of fp8, and of 128"),
     ((X, GATE, "relu", None, torch.int32), "activations are of floats"),
+    ((X, GATE, "add"), "the residual is None; it must be"),
     ((X, GATE[:, :95], "relu"), r"must be \[..., K\] and \[N, K\]"),
 )
 def test_refusals(given: tuple[torch.Tensor, torch.Tensor, str], reason: str, /) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
@@ -65,6 +66,8 @@ def test_names_and_aliases_are_listed_and_unknown_ones_refused(kind: type[Plugin
         assert bool(support) != bool(support.reason.strip())
     for ask in (registry.get, registry.available, registry.resolve):
         refuses(f"no {kind.kind} is called 'abacus'; there are: ", ask, kind, "abacus")
+    # As linear_w4 gets a bias in the place of its order.
+    refuses(f"a {kind.kind} is named by a text, not a Tensor; there are: ", registry.get, kind, torch.zeros(2))
     names = registry.names(kind)
     aliases = [(alias, plugin.name) for plugin in registry.every(kind) for alias in plugin.aliases]
     assert all(registry.resolve(kind, name) == name for name in names)

@@ -214,8 +214,8 @@ def compare(problem: Problem, record: Record, here: machine.Machine, package: An
 def mixture_calls(mixture: Mixture, package: Any) -> dict[str, Callable[[], torch.Tensor]]:
     """The layer of experts by each competitor."""
     import tritongemm
-    from tritongemm.operations.grouped import GroupedOperands
     from tritongemm.operations.grouped import grouped as by_pytorch
+    from tritongemm.operations.grouped_operands import GroupedOperands
     from tritongemm.serving import mixtures
 
     run_grouped = mixtures.run_grouped

@@ -23,7 +23,8 @@ from tritongemm.numerics import verify
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.contract import Reading
 from tritongemm.operations.factors import spread
-from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.grouped import GROUPED
+from tritongemm.operations.grouped_operands import GroupedOperands
 from tritongemm.operations.scaled import numbers
 from tritongemm.serving import mixtures
 from tritongemm.serving.mixtures import MoeKernels

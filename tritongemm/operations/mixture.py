@@ -14,7 +14,8 @@ from tritongemm.operations import mixture_steps
 from tritongemm.operations.checks import SCALED_RESULTS, check_fit, check_tensors, check_unmapped, check_values
 from tritongemm.operations.contract import Operation, ProductOperation
 from tritongemm.operations.factors import EXPONENTS, of_groups
-from tritongemm.operations.grouped import GROUPED, GroupedOperands, check_factors
+from tritongemm.operations.grouped import GROUPED
+from tritongemm.operations.grouped_operands import GroupedOperands, check_factors
 from tritongemm.operations.microscaling import FORMATS, packed
 from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, as_taken, empty_rows, parts_of
 

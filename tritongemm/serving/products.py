@@ -15,7 +15,8 @@ from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.batched import BATCHED, BatchOperands, check_out
 from tritongemm.operations.checks import wants_gradient
 from tritongemm.operations.contract import ProductOperation, check_factors_are_numbers
-from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.grouped import GROUPED
+from tritongemm.operations.grouped_operands import GroupedOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.operations.torch_products import float32_precision

@@ -17,7 +17,8 @@ from tritongemm.core.problem import PLAIN
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.checks import check_encodings
 from tritongemm.operations.contract import ProductOperation
-from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.grouped import GROUPED
+from tritongemm.operations.grouped_operands import GroupedOperands
 from tritongemm.operations.quantised_layer import QUANTISED_LAYER, LayerOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands

@@ -21,7 +21,8 @@ from tritongemm.build import expert_kernels
 from tritongemm.integrations import aiter
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.contract import Reading
-from tritongemm.operations.grouped import GROUPED, Grouped, GroupedOperands, grouped
+from tritongemm.operations.grouped import GROUPED, Grouped, grouped
+from tritongemm.operations.grouped_operands import GroupedOperands
 from tritongemm.operations.microscaling import FORMATS
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.serving import mixtures

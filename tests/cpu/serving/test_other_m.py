@@ -16,7 +16,8 @@ from tests.support.products import product
 from tritongemm.build import prepare
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.problem import Operand, Problem
-from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.grouped import GROUPED
+from tritongemm.operations.grouped_operands import GroupedOperands
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.serving import kernel_loading
 from tritongemm.serving.device_kernels import DeviceKernels, NearKernel

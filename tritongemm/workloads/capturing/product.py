@@ -13,7 +13,8 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Operand, matrices
 from tritongemm.core.support import Support
 from tritongemm.operations.contract import ProductOperation, bind
-from tritongemm.operations.grouped import GROUPED, GroupedOperands
+from tritongemm.operations.grouped import GROUPED
+from tritongemm.operations.grouped_operands import GroupedOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
 

@@ -83,15 +83,11 @@ def _does_more() -> bool:
     return _grad() or _modes() or _autocast() or _tracing() is not None or _forward._current_level >= 0
 
 
-def _nothing() -> None:
-    return None
-
-
 class _Beside:
     """What a served module has beside its own attributes; copies and pickles have none."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing, ()
+        return type(None), ()
 
 
 class GatedLayers(_Beside):

@@ -101,14 +101,9 @@ def persistent_waves(config: Config, problem: Problem, target: Target, fits: int
         # Stream-K: the K iterations of the remaining tiles are dealt out evenly, whatever tiles a share cuts through.
         each = ceil(rest * loop / programs)
         crossed = 1 if loop % each == 0 else ceil((each - 1) / loop) + 1
-        shared = _programs_a_tile(rest, loop, programs)
+        shared = min(loop, ceil(programs / rest))  # programs whose iterations meet in one tile
         last = Wave(turns * crossed, resident, min(under_way, rest * loop), ceil(each / crossed), shared)
     return (full,) * (complete > 0) + (last,)
-
-
-def _programs_a_tile(tiles: int, loop: int, programs: int) -> int:
-    """Return the programs whose iterations meet in one of `tiles` tiles."""
-    return min(loop, ceil(programs / tiles))
 
 
 def combine_seconds(

@@ -48,8 +48,8 @@ def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], li
         near = sum(t.seconds <= NEAR * ranked[0].seconds for t in found)
         return found[: min(places, max(share, near))]
 
-    invited = sorted(((place, t) for found in by_backend.values() for place, t in enumerate(found[:share])), key=_place)
-    first = [t for _, t in invited[: max(len(by_backend), count // 2)]]
+    invited = [(place, t.seconds, t) for found in by_backend.values() for place, t in enumerate(found[:share])]
+    first = [t for *_, t in sorted(invited, key=lambda one: one[:2])[: max(len(by_backend), count // 2)]]
     reserved = share if libraries else 0
     first += hopeful(own, max(1, count - len(first) - reserved))
     for name, found in libraries.items():
@@ -60,10 +60,6 @@ def pick_finalists(trials: Iterable[Trial], count: int) -> tuple[list[Trial], li
     racing = {t.config for t in first}
     rest = [t for t in ranked if t.config not in racing]
     return first, sorted(rest, key=lambda t: not is_searched(t.config.backend))
-
-
-def _place(invited: tuple[int, Trial]) -> tuple[int, float]:
-    return invited[0], invited[1].seconds
 
 
 @dataclass(frozen=True)

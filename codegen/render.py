@@ -90,7 +90,7 @@ class KernelFacts:
 
     @property
     def of_sums(self) -> KernelFacts:
-        """The same for a kernel whose matrix units see operands that factors along K have multiplied."""
+        """The facts of a kernel whose matrix units see operands that factors along K have multiplied."""
         return replace(self, extras=tuple(e for e in self.extras if e.applied != "mainloop"))
 
     @property

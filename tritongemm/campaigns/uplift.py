@@ -38,7 +38,7 @@ class ComparedProduct:
 
     @property
     def tuned_seconds(self) -> float | None:
-        """The same of the tuned kernel, which is the reference where the kernel did not change."""
+        """The median of the tuned kernel's processes, in seconds; the reference's where the kernel did not change."""
         return _median_of_medians(self.samples_tuned) if self.kernel_changed else self.reference_seconds
 
     @property

@@ -84,7 +84,7 @@ class TunedCalls:
 
 
 class WrittenCalls(TunedCalls):
-    """The same for a function whose caller gives it the memory of the result, as code that Inductor wrote does."""
+    """The calls of one linear function whose caller gives it the memory of the result, as Inductor's code does."""
 
     def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:
         super().__init__(dispatcher, otherwise)

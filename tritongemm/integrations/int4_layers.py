@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError
-from tritongemm.integrations.process import attribute, plain
+from tritongemm.integrations.process import attribute, captures, plain
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_nvfp4
 from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -137,6 +137,12 @@ def find_mxfp4_experts(layer: Any, biases: tuple[str, str]) -> Converted | str:
     if w2_bias is not None:
         layer.register_buffer(BIAS_2, w2_bias.detach().clone(), persistent=False)
     return f"with {found}" if isinstance(found, str) else found
+
+
+def place_routing(x: Tensor, topk: int, route: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return memory for the weights and ids of tokens' experts; what `route` returns where a capture counts them."""
+    sizes = x.shape[0], topk
+    return route() if captures() else (x.new_empty(sizes, dtype=torch.float32), x.new_empty(sizes, dtype=torch.int32))
 
 
 def keep_experts(layer: Any, found: Converted | str | None) -> None:

@@ -76,7 +76,11 @@ def _make_hook() -> Callable[..., Any]:
             or x.shape[-1] != 2 * w1.shape[2]  # padded
         ):
             return None
-        routing = _unsort(routed) if is_sorted else (routed.topk_weights, routed.topk_ids)
+        route = partial(_unsort, routed) if is_sorted else None
+        if route is None:
+            routing = routed.topk_weights, routed.topk_ids
+        else:
+            routing = int4_layers.place_routing(x, routed.routing_data.n_expts_act, route)
         operands = MixtureOperands(
             x, w1, w2, *routing, "silu" if of_int4 else "clamped_swiglu", w1_scale, w2_scale, w1_bias=w1_bias,
             w2_bias=attribute(layer, int4_layers.BIAS_2), keep_activations=True, order=order,
@@ -95,7 +99,7 @@ def _make_hook() -> Callable[..., Any]:
             result: Tensor = own.func(scheme, layer, dispatch_output._replace(**changed)).hidden_states
             return result
 
-        factor, route = attribute(config, sglang_moe.FACTOR) or 1.0, partial(_unsort, routed) if is_sorted else None
+        factor = attribute(config, sglang_moe.FACTOR) or 1.0
         return lambda: StandardCombineInput(server_calls.mixture_or(operands, compute, factor, route))
 
     return process.make_hook("SGLang", SERVED, read)

@@ -167,7 +167,10 @@ def _operands(kernel: Any, named: dict[str, Any]) -> MixtureOperands | None:
     w1, w1_scale, w1_bias, w2, w2_scale = (attribute(layer, name) for name in OF_EXPERTS)
     if x.dim() != 2 or x.shape[1] != 2 * w1.shape[2] or (w1_scale.is_floating_point() and w1_scale.dtype != x.dtype):
         return None
-    routing = (named["topk_weights"], named["topk_ids"]) if logits is None else _route(logits, experts.topk)
+    if logits is None:
+        routing = named["topk_weights"], named["topk_ids"]
+    else:
+        routing = int4_layers.place_routing(x, experts.topk, partial(_route, logits, experts.topk))
     return MixtureOperands(
         x, w1, w2, *routing, _OURS[activation], w1_scale, w2_scale, w1_bias=w1_bias,
         w2_bias=attribute(layer, int4_layers.BIAS_2), keep_activations=True, order=order,

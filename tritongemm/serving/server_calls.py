@@ -176,13 +176,14 @@ def mixture_or(
     operands: MixtureOperands,
     otherwise: Callable[[MixtureOperands], Tensor],
     factor: float = 1.0,
-    route: Callable[[], object] | None = None,
+    route: Callable[[], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """Return a mixture of experts, times a factor, by tuned kernels.
 
     It is computed by `otherwise`, which may write to the tokens and knows the factor, where a product of both has no
     row of its M or that is faster. Both are timed on tokens that go to random experts, as the first call of a server
-    is no real one; what gave the operands their experts, where `otherwise` does that itself, is `route`, timed too.
+    is no real one. Where `otherwise` chooses the experts itself, `route` returns their weights and ids, for which the
+    operands have memory alone; it is called, and timed, with the tuned kernels.
     """
 
     def compute_tuned(given: MixtureOperands) -> Tensor:
@@ -192,9 +193,10 @@ def mixture_or(
         return fused_moe(*given[:8], **more)
 
     def compute_raced(given: MixtureOperands) -> Tensor:
-        if route is not None:
-            route()
-        return compute_tuned(given)
+        return compute_tuned(given if route is None else given._replace(topk_weights=route()[0]))
+
+    def compute_routed(given: MixtureOperands) -> Tensor:
+        return compute_tuned(given if route is None else with_routing(given, route))
 
     if not _holds(operands):
         return otherwise(operands)
@@ -207,7 +209,13 @@ def mixture_or(
         spread = operands._replace(x=x.clone(), topk_ids=chosen.to(ids.dtype))
         return partial(compute_raced, spread), partial(otherwise, spread)
 
-    return (compute_tuned if pays(key, prepare) else otherwise)(operands)
+    return (compute_routed if pays(key, prepare) else otherwise)(operands)
+
+
+def with_routing(operands: MixtureOperands, route: Callable[[], tuple[Tensor, Tensor]]) -> MixtureOperands:
+    """Return operands with the weights and ids of the experts that `route` returns."""
+    weights, ids = route()
+    return operands._replace(topk_weights=weights, topk_ids=ids)
 
 
 def _holds(operands: MixtureOperands) -> bool:

@@ -238,6 +238,10 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
     monkeypatch.setattr(server_calls, "fused_moe", lambda *given, **more: given[3])
     weights = server_calls.mixture_or(operands(32), lambda given: given.x, 2.5)
     assert torch.equal(weights, 2.5 * operands(32).topk_weights)
+    routing = torch.ones(32, TOPK), torch.zeros(32, TOPK, dtype=torch.int32)
+    assert torch.equal(
+        server_calls.mixture_or(operands(32), lambda given: given.x, 2.5, lambda: routing), 2.5 * routing[0]
+    )
 
 
 @pytest.mark.parametrize(("tokens", "holds"), [(16, True), (15, False)])

@@ -163,7 +163,7 @@ def test_results_in_blocks(gpu: GpuEvaluator, compiler: BuildPool) -> None:
     scaled = replace(gated, k=256, a=gated.a._replace(dtype=e4m3), b=gated.b._replace(dtype=e4m3))
     family, blocks = registry.get(Family, "a8w8"), registry.get(Family, "a8w8_blockscale")
     problems = [gated, Problem(33, 384, 136, *matrices("bf16", c=e4m3, layout="TN"), bias="n", epilogue="block")]
-    problems += [family.problem(scaled), blocks.problem(scaled, "group")]
+    problems += [family.problem(scaled), blocks.problem(scaled, "group"), blocks.problem(scaled)]
     if not DENSE.supports(gated, gpu.target):
         pytest.skip(f"{gpu.target.name} has no fp8")
     configs = (

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tritongemm.integrations import vllm_gated_fp8
 from tritongemm.integrations.process import attribute, define_opaque, guarded, plain
 from tritongemm.operations.linear_act import ActivatedOperands, interleave_gate_up
 from tritongemm.operations.served_problems import layer_problem
@@ -32,45 +31,27 @@ _TYPES: Final = (torch.bfloat16, torch.float16)
 
 def serve(model: nn.Module) -> int:
     """Make gate, up and SiLU of a loaded model's MLPs one operation where rows are faster; return how many."""
-    plain_ones, in_blocks = _find(model, lambda mlp: _has_rows(mlp.gate_up_proj.weight), vllm_gated_fp8.has_rows)
-    for mlp in plain_ones:
+    known = guarded("vLLM", "gated MLP", lambda mlp: _is_gated(mlp) and _has_rows(mlp.gate_up_proj.weight))
+    served = [mlp for mlp in model.modules() if known(mlp)]
+    owners = Counter(weight.data_ptr() for weight in model.parameters()) if served else Counter[int]()
+    served = [mlp for mlp in served if owners[mlp.gate_up_proj.weight.data_ptr()] == 1]
+    for mlp in served:
         with torch.no_grad():
             weight = plain(mlp.gate_up_proj.weight)
             weight.copy_(interleave_gate_up(*weight.chunk(2)))
-    for mlp in in_blocks:
-        vllm_gated_fp8.interleave(mlp.gate_up_proj)
-    for mlp in (*plain_ones, *in_blocks):
         mlp.gate_up_proj.weight.weight_loader = _refuse
-    _make_one(plain_ones, lambda x, w: linear_act(x, w, _ACT))
-    vllm_gated_fp8.make_one(in_blocks, counts=False)
-    return len(plain_ones) + len(in_blocks)
+    _make_one(served, lambda x, w: linear_act(x, w, _ACT))
+    return len(served)
 
 
 def count(model: nn.Module) -> None:
     """Have a capture see gate, up and SiLU of a loaded model's MLPs as one operation, and their product beside it."""
-    plain_ones, in_blocks = _find(model, bool, bool)
-    _make_one(plain_ones, _compute_counted)
-    vllm_gated_fp8.make_one(in_blocks, counts=True)
-
-
-def _find(
-    model: nn.Module, serves: Callable[[Any], bool], serves_blocks: Callable[[Any], bool]
-) -> tuple[list[Any], list[Any]]:
-    """Return the MLPs of plain layers and of fp8 layers in blocks, whose weight is no other module's."""
-    known = guarded("vLLM", "gated MLP", lambda mlp: _is_gated(mlp) and _is_plain(mlp.gate_up_proj) and serves(mlp))
-    blocks = guarded(
-        "vLLM", "gated MLP", lambda mlp: _is_gated(mlp) and vllm_gated_fp8.is_gated(mlp) and serves_blocks(mlp)
-    )
-    owners = Counter(weight.data_ptr() for weight in model.parameters())
-    layers = {mlp: attribute(attribute(mlp, "gate_up_proj"), "weight") for mlp in model.modules()}
-    alone = [mlp for mlp, weight in layers.items() if isinstance(weight, Tensor) and owners[weight.data_ptr()] == 1]
-    return [mlp for mlp in alone if known(mlp)], [mlp for mlp in alone if blocks(mlp)]
+    _make_one(list(filter(guarded("vLLM", "gated MLP", _is_gated), model.modules())), _compute_counted)
 
 
 def _compute_counted(x: Tensor, w: Tensor) -> Tensor:
     gate, up = functional.linear(x, w).chunk(2, -1)
-    made: Tensor = server_calls.gated_or(ActivatedOperands(x, w, _ACT), lambda: functional.silu(gate) * up)
-    return made
+    return server_calls.activated_or(ActivatedOperands(x, w, _ACT), lambda: functional.silu(gate) * up)
 
 
 def _make_one(mlps: Sequence[Any], compute: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -108,11 +89,17 @@ def _gated(base: Any) -> Any:
 
 
 def _is_gated(mlp: Any) -> bool:
-    """Return whether a module computes down(SiLU(gate) * up): it is asked with numbers."""
-    parts = [mlp._modules.get(name) for name in ("gate_up_proj", "act_fn", "down_proj")]
-    if type(parts[1]).__name__ != "SiluAndMul" or parts[0] is None:
+    """Return whether a module computes down(SiLU(gate) * up) of a plain layer: it is asked with numbers."""
+    layer, act = (mlp._modules.get(name) for name in ("gate_up_proj", "act_fn"))
+    if (
+        type(act).__name__ != "SiluAndMul"
+        or type(attribute(layer, "quant_method")).__name__ != "UnquantizedLinearMethod"
+    ):
         return False
-    if any("forward" in vars(one) or one._forward_hooks for one in (mlp, *parts) if one is not None):
+    sizes, weight = attribute(layer, "output_sizes", ()), attribute(layer, "weight")
+    if len(sizes) != 2 or sizes[0] != sizes[1] or attribute(layer, "bias") is not None or weight.dtype not in _TYPES:
+        return False
+    if not weight.is_contiguous() or any("forward" in vars(one) or one._forward_hooks for one in (mlp, layer, act)):
         return False
     asked = SimpleNamespace(
         gate_up_proj=lambda x: (x + 1.0, None), act_fn=lambda x: x * 3.0, down_proj=lambda x: (x - 7.0, None)
@@ -121,15 +108,6 @@ def _is_gated(mlp: Any) -> bool:
         return bool(type(mlp).forward(asked, 11.0) == 12.0 * 3.0 - 7.0)
     except Exception:  # it computes something else
         return False
-
-
-def _is_plain(layer: Any) -> bool:
-    """Return whether a layer is of halves of 16 bits without a bias."""
-    if type(attribute(layer, "quant_method")).__name__ != "UnquantizedLinearMethod":
-        return False
-    sizes, weight = attribute(layer, "output_sizes", ()), attribute(layer, "weight")
-    halves = len(sizes) == 2 and sizes[0] == sizes[1] and weight.dtype in _TYPES
-    return halves and attribute(layer, "bias") is None and bool(weight.is_contiguous())
 
 
 def _has_rows(weight: Tensor) -> bool:

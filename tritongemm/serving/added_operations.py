@@ -258,30 +258,18 @@ def _multiply_and_add(x: Tensor, w: Tensor, act: str, residual: Tensor, *others:
 def _multiply_and_activate(x: Tensor, w: Tensor, act: str, bias: Tensor | None, *others: Any) -> Tensor:
     in_blocks, activation = act in IN_BLOCKS, activation_of(act)
     made = engine.default.run(x, w, bias, None if in_blocks else others[0])
-    if in_blocks:
-        return activate_in_blocks(made.flatten(0, -2), activation, others[0], RUN)
+    rows = made.flatten(0, -2)
     with torch.cuda.device(x.get_device()):
-        done, _ = steps_for(made).activate(made.flatten(0, -2), activation, "", made.dtype, run=RUN)
-    return done.view(*made.shape[:-1], -1)
-
-
-def activate_in_blocks(product: Tensor, activation: str, dtype: torch.dtype, run: int) -> Tensor:
-    """Return the activation of gate times up of a product [M, 2 N] in fp8, with the factors of blocks behind its rows.
-
-    Args:
-        product: columns of gate and of up, which alternate by `run`, or where that is 0 are halves.
-        activation: of gate.
-        dtype: of the result, of eight bits.
-        run: columns in turn.
-    """
-    m = len(product)
-    result = product.new_empty((m + rows_of_factors(m), product.shape[1] // 2), dtype=dtype)
-    q, factors = parts(result, m)
-    with torch.cuda.device(product.get_device() if product.is_cuda else -1):
-        done, found = steps_for(product).activate(product, activation, "block", dtype, run=run, into=(q, factors))
-    if done is not q and found is not None:
-        q.copy_(done)
-        factors.copy_(found.T)
+        steps = steps_for(made)
+        if not in_blocks:
+            return steps.activate(rows, activation, "", made.dtype, run=RUN)[0].view(*made.shape[:-1], -1)
+        m = len(rows)
+        result = made.new_empty((m + rows_of_factors(m), made.shape[-1] // 2), dtype=others[0])
+        q, factors = parts(result, m)
+        done, of_done = steps.activate(rows, activation, "block", others[0], run=RUN, into=(q, factors))
+        if done is not q and of_done is not None:
+            q.copy_(done)
+            factors.copy_(of_done.T)
     return result
 
 

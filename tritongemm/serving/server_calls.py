@@ -14,7 +14,7 @@ import statistics
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from tritongemm.core.errors import InputError, TritonGemmError
 from tritongemm.core.served_call import Resolution
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.contract import ProductOperation, ReadyCall
-from tritongemm.operations.linear_act import LINEAR_ACT, ActivatedOperands
+from tritongemm.operations.linear_act import ActivatedOperands
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.operations.scaled import SCALED
@@ -35,8 +35,7 @@ from tritongemm.serving.linear_fp8 import COPIED, BlockOperands, compute, copy_f
 from tritongemm.serving.mixtures import fused_moe
 from tritongemm.system import settings
 
-Call: TypeAlias = Callable[[], Any]
-T = TypeVar("T")
+Call: TypeAlias = Callable[[], Tensor]
 
 _LOG = logging.getLogger("tritongemm")
 _ROUNDS: Final = 5  # after one that loads and compiles
@@ -151,25 +150,9 @@ _scaled: Final = _RacedProducts(SCALED, _read_scaled, copy_factors)
 _four_bits: Final = _RacedProducts(FOUR_BIT_LAYER, _read_four_bits)
 
 
-def gated_or(operands: ActivatedOperands, otherwise: Callable[[], T], ours: Callable[[], T] | None = None) -> T:
-    """Return gate, up and their activation by one kernel, or by `otherwise`, in two steps.
-
-    It is `ours` where a row has the M and it is faster. A capture counts the call as one of `linear_act`.
-    """
-    x, w = operands.x, operands.w
-    if ours is None or not x.is_cuda:
-        return otherwise()
-    dispatcher = default_dispatcher()
-    kind = x.dtype, w.shape, operands.act, x.get_device()
-    table: dict[Any, Any] = dispatcher.calls.table
-    known: bool | None = table.get(("gated", x.shape, *kind))
-    if known is None:
-        resolution = dispatcher.ask(LINEAR_ACT, LINEAR_ACT.check(operands)).resolution
-        known = resolution.kind in ("exact", "range") and not dispatcher.wants_invariant_rows
-        if resolution.lasting:
-            keep(table, ("gated", x.shape, *kind), known)
-    of_race = ("product with an activation", (x.numel() // x.shape[-1]).bit_length(), *kind)
-    return (ours if known and pays(of_race, lambda: (ours, otherwise)) else otherwise)()
+def activated_or(operands: ActivatedOperands, otherwise: Call) -> Tensor:
+    """Return what a server makes of a product that it has, which a capture counts as one call of `linear_act`."""
+    return otherwise()
 
 
 def mixture_or(

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import tritongemm
 from tests.support.fakes.servers import install_vllm
 from tests.support.formats import read_text
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
-from tests.support.nouns import Family, Problem, Record, matrices, registry
+from tests.support.nouns import Problem
 from tritongemm.integrations import loaded_model, vllm, vllm_gates
-from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.workloads.capturing.session import capture
 
@@ -68,41 +66,6 @@ class Mlp(nn.Module):  # type: ignore[misc]
         return x
 
 
-class CutlassFp8BlockScaledMMKernel:
-    """As vLLM's."""
-
-    config, use_triton = SimpleNamespace(out_dtype=torch.bfloat16), False
-
-    def quant_fp8(self, x: Tensor, *_: Any, use_triton: bool) -> tuple[Tensor, Tensor]:
-        return tritongemm.quantize(x, "block", torch.float8_e4m3fn, "groups")
-
-    def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor, Bs: Tensor) -> Tensor:
-        return tritongemm.scaled_mm(A, B, As, Bs, None, torch.bfloat16)
-
-
-class Fp8LinearMethod:
-    """As vLLM's."""
-
-    def __init__(self) -> None:
-        self.fp8_linear = CutlassFp8BlockScaledMMKernel()
-
-    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        q, factors = self.fp8_linear.quant_fp8(x, use_triton=False)
-        return self.fp8_linear.apply_block_scaled_mm(q, layer.weight, factors, layer.weight_scale_inv)
-
-
-def make_fp8(k: int, inner: int) -> Mlp:
-    """An MLP of fp8 layers in blocks."""
-    mlp = Mlp()
-    mlp.gate_up_proj, mlp.down_proj = Linear(k, [inner, inner]), Linear(inner, [k])
-    for layer in (mlp.gate_up_proj, mlp.down_proj):
-        n, k = layer.weight.shape
-        layer.weight = nn.Parameter((layer.weight * 8).to(torch.float8_e4m3fn), requires_grad=False)
-        layer.weight_scale_inv = nn.Parameter(torch.rand(n // 128, k // 128) / 40, requires_grad=False)
-        layer.__dict__.update(quant_method=Fp8LinearMethod(), input_is_parallel=True)
-    return mlp
-
-
 class Halved(Mlp):
     """Another formula."""
 
@@ -110,21 +73,13 @@ class Halved(Mlp):
         return 0.5 * super().forward(x)
 
 
-FP8 = matrices("fp8e4m3fn", c="fp8e4m3fn", layout="TN")
-
-
-def load_row(*rows: Record) -> None:
-    default_dispatcher().load(rows)
-    kernels = stand_in_kernels(default_dispatcher()._records)
-    won = {row.problem: StandInKernel() for row in rows if row.winner == "triton"}
-    kernels.loaded, kernels.loaded_ranges = dict(won), dict(won)
-    default_dispatcher()._devices[-1] = kernels
-
-
 def load(m: int, winner: str, seconds: float = 2e-6) -> None:
     of = problem(m, 2 * INNER, K)
     row = Problem(of.m, of.n, of.k, of.a, of.b, of.c, epilogue="silu_mul")
-    load_row(record(of), replace(record(row, winner=winner, m_from=m - 1), seconds=seconds))
+    default_dispatcher().load([record(of), replace(record(row, winner=winner, m_from=m - 1), seconds=seconds)])
+    kernels = stand_in_kernels(default_dispatcher()._records)
+    kernels.loaded_ranges = {row: StandInKernel()} if winner == "triton" else {}
+    default_dispatcher()._devices[-1] = kernels
 
 
 def test_gate_up_and_silu_are_one_operation(unloaded: Dispatcher) -> None:
@@ -174,31 +129,3 @@ def test_a_capture_counts_the_product_and_the_operation(tmp_path: Path) -> None:
         (row.problem.n, row.problem.epilogue): row.count for row in read_text((tmp_path / "sizes.yaml").read_text())
     }
     assert counts == {(2 * INNER, "none"): 2, (2 * INNER, "silu_mul"): 1, (K, "none"): 1}
-
-
-@pytest.mark.parametrize("one", [False, True])
-def test_fp8_layers_share_their_quantised_result(
-    unloaded: Dispatcher, monkeypatch: pytest.MonkeyPatch, one: bool, tmp_path: Path
-) -> None:
-    """By one kernel, and by the layer's product and a kernel; a capture sees both."""
-    torch.manual_seed(0)
-    mlp, x = make_fp8(128, 256), torch.randn(8, 128).bfloat16()
-    assert not vllm_gates.serve(mlp)
-    of = registry.get(Family, "a8w8_blockscale").problem(Problem(8, 512, 128, *FP8, epilogue="silu_mul_block"))
-    load_row(record(of))
-    with torch.no_grad():
-        wanted = mlp(x)
-        assert vllm_gates.serve(mlp) == 1
-        called = (lambda _, two, ours: ours()) if one else (lambda _, two, ours: two())
-        monkeypatch.setattr(server_calls, "gated_or", called)
-        torch.testing.assert_close(mlp(x), wanted, rtol=0.1, atol=0.03)
-        torch.testing.assert_close(torch.compile(mlp, backend="aot_eager")(x), wanted, rtol=0.1, atol=0.03)
-    monkeypatch.undo()
-    counted = make_fp8(128, 256)
-    with capture(tmp_path / "sizes.yaml"), torch.no_grad():
-        vllm_gates.count(counted)
-        counted(x)
-    rows = read_text((tmp_path / "sizes.yaml").read_text())
-    assert {(row.problem.n, row.problem.epilogue) for row in rows} == {
-        (512, "none"), (512, "silu_mul_block"), (128, "none")
-    }  # fmt: skip

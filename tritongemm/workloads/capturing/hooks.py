@@ -53,7 +53,7 @@ def _product(operands: Any) -> tuple[str, Any]:
 _SERVERS: dict[str, Callable[[Any], tuple[str, Any]]] = {
     "product_or": _product,
     "four_bits_or": lambda operands: ("tritongemm.linear_w4", tuple(operands)),
-    "gated_or": lambda operands: ("tritongemm.linear_act", tuple(operands)),
+    "activated_or": lambda operands: ("tritongemm.linear_act", tuple(operands)),
     "mixture_or": lambda operands: ("tritongemm.fused_moe", tuple(operands)),
 }
 

@@ -209,6 +209,6 @@ def family_of_file(path: Path, columns: Collection[str], wanted: str, dtype: str
     if len(found) == 1:
         return found[0]
     raise InputError(
-        f"{path}: the columns {names} are those of several families; name one with --family, or in the file's name: "
-        f"{choices}; or, of products without scales, the type with -dtype_a, such as bf16"
+        f"{path}: the columns {names} are those of several families; name one with --family, or one of AITER's in the "
+        f"file's name: {choices}; or, of products without scales, the type with -dtype_a, such as bf16"
     )

@@ -302,9 +302,7 @@ def kernel_template(name: str) -> KernelTemplate:
         if isinstance(fact, bool):
             return fact
         text = str(fact).replace("{name}", name)
-        return re.sub(
-            r"[A-Z_]+", lambda word: f"({spelled_out(named[word[0]])})" if word[0] in named else word[0], text
-        )
+        return re.sub(r"[A-Z_]+", lambda word: f"({named[word[0]]})" if word[0] in named else word[0], text)
 
     read = {k: v if k == "defaults" else spelled_out(v) for k, v in facts.items() if k not in ("names", "inherit")}
     order = _known_facts(path.name, "order", read.get("order", {}), OrderFacts)

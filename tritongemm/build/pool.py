@@ -54,6 +54,7 @@ class JobStream:
         self._waiting: PriorityQueue[tuple[float, int, CompileJob | None]] = PriorityQueue()
         self._numbers = itertools.count()
         self._under_way: set[str] = set()  # digests of jobs being built
+        self._known: dict[str, Artifact] = {}  # what was built or found, so that no file is read and verified twice
         self._built: SimpleQueue[Artifact | BaseException | None] = SimpleQueue()  # None: there are no more
 
     def artifacts(self, jobs: Iterable[CompileJob]) -> Generator[Artifact, None, None]:
@@ -78,8 +79,9 @@ class JobStream:
             for job in jobs:
                 if job.digest in self._under_way:
                     continue
-                cached = self._cache.get(job.digest)
+                cached = self._known.get(job.digest) or self._cache.get(job.digest)
                 if cached is not None:
+                    self._known[job.digest] = cached
                     self._built.put(replace(cached, config=job.config, seconds=0.0))
                     continue
                 self._under_way.add(job.digest)
@@ -114,9 +116,11 @@ class JobStream:
             try:
                 if time.monotonic() <= self._until:
                     built = self._build(job)
+                    if built.status == "ok":
+                        self._known[job.digest] = built
             except BaseException as error:
                 built = error
-            # Before it is reported: a later request finds it in the cache, or has it built again.
+            # Before it is reported: a later request finds it, or has it built again.
             self._under_way.discard(job.digest)
             if built is not None:
                 self._built.put(built)

@@ -35,7 +35,8 @@ def stream(folder: Path, build: "Builder", until: float = float("inf"), first: t
 class Builder:
     """Builds at once, and notes what; `held` numbers wait until they may go on."""
 
-    def __init__(self, *held: int) -> None:
+    def __init__(self, *held: int, status: str = "ok") -> None:
+        self.status = status
         self.order: list[int] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.held = held
@@ -45,12 +46,14 @@ class Builder:
         if job.config.group_m in self.held:
             self.begun.set()
             assert self.go_on.wait(LIMIT)
-        return Artifact(job.config, job.digest)
+        return Artifact(job.config, job.digest, status=self.status)
 
 
-@each("second", [2, 1])
-def test_builds_begin_while_jobs_are_still_being_made(tmp_path: Path, second: int) -> None:
-    """What was not kept is built again where it is wanted later: nothing waits for ever for what was reported."""
+@each(("second", "status", "order"), [(2, "ok", [1, 2]), (1, "ok", [1]), (1, "timeout", [1, 1])])
+def test_builds_begin_while_jobs_are_still_being_made(
+    tmp_path: Path, second: int, status: str, order: list[int]
+) -> None:
+    """What is wanted later is there, or built again where that failed: nothing waits for ever for what was reported."""
     reported = threading.Event()
 
     def jobs() -> Iterator[CompileJob]:
@@ -58,10 +61,10 @@ def test_builds_begin_while_jobs_are_still_being_made(tmp_path: Path, second: in
         assert reported.wait(LIMIT), "the first is not built before there is a second"
         yield job(second)
 
-    built = stream(tmp_path, builder := Builder()).artifacts(jobs())
+    built = stream(tmp_path, builder := Builder(status=status)).artifacts(jobs())
     assert next(built).config.group_m == 1
     reported.set()
-    assert [b.config.group_m for b in built] == [second] and builder.order == [1, second]
+    assert [b.config.group_m for b in built] == [second] and builder.order == order
 
 
 def test_jobs_of_a_lower_turn_go_before_others_that_wait(tmp_path: Path) -> None:

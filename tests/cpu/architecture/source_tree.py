@@ -98,11 +98,13 @@ def imports(importer: str) -> tuple[Import, ...]:
     return tuple(found.values())
 
 
-PLUGIN_PACKAGES = {
-    kind.package
+CONTRACTS: list[type[contracts.Plugin]] = [
+    # A name of list[int] says that it is a class until Python 3.11, and is none.
+    kind
     for kind in vars(contracts).values()
-    if isinstance(kind, type) and issubclass(kind, contracts.Plugin) and kind.package
-}
+    if issubclass(type(kind), type) and issubclass(kind, contracts.Plugin)
+]
+PLUGIN_PACKAGES = {kind.package for kind in CONTRACTS if kind.package}
 
 
 def plugin_folders() -> dict[str, set[Path]]:

@@ -89,7 +89,7 @@ def test_splits_send_each_other_their_columns(split: int, columns: int) -> None:
     assert after.count("st.async.weak.shared::cluster") == stores * (split - 1)
     assert len(re.findall(own := r"st\.shared\S*\s+\[%r", before)) - len(re.findall(own, after)) == stores * (split - 1)
     assert after.count("mapa.shared::cluster.u32 counter") == split - 1
-    assert after.count("mbarrier.try_wait.parity.acquire.cluster.shared::cta") == 1
+    assert after.count("mbarrier.try_wait.parity.acquire.cluster.shared") == 1
 
 
 @cases(

@@ -1,11 +1,11 @@
 """What the command refuses, and with which words: files, options, folders. And what it accepts in which spelling."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import raising
 from tests.support.nouns import Capsys, Patch, UnavailableError, cases, each
 from tritongemm.cli import launch_plan, optimize, options, tune
 from tritongemm.system import settings
@@ -173,7 +173,7 @@ def test_where_kernels_are_kept(monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match=r"File name too long; name another fol"):
         patch.setenv("TRITONGEMM_CACHE", "a" * 300)
         settings.cache_folder()
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where the user is unknown
+    monkeypatch.setattr(Path, "expanduser", raising(RuntimeError))  # as where the user is unknown
     with pytest.raises(
         UnavailableError, match="no home folder to keep compiled kernels in: name one in TRITONGEMM_CACHE"
     ):

@@ -86,6 +86,7 @@ def pytest_collection_finish() -> None:
     """Spares each test what grows with all that was imported for the others."""
     gc.enable()
     gc.freeze()  # a collection looks through what tests make, and not through PyTorch
+    gc.set_threshold(20_000)  # objects, as tests that parse files or rank configs make hundreds of thousands
     atexit.register(gc.unfreeze)  # not before: pytest collects several times when all tests are done
 
 

@@ -85,7 +85,7 @@ def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
      "name says a8w8_blockscale, .* those of bf16;"),
     ("bf16_untuned_gemm.csv", "a4w4_blockscale", "M,N,K,bias,dtype", "True,torch.bfloat16",
      "are not those of family a4w4_blockscale, but of bf16"),
-    ("sizes.csv", "dense", "M,N,K,B", "4", r"or in the file's name: batched_a8w8, .*batched_bf16"),
+    ("sizes.csv", "dense", "M,N,K,B", "4", r"in the file's name: batched_a8w8, .*batched_bf16"),
     ("bf16_untuned_x.csv", "dense", "M,N,K", "", "name says bf16 or batched_bf16, and its columns M,N,K"),
     ("a8w8_untuned_x.csv", "dense", "M,N,K,m", "16", "line 1 has the column M twice"),
 )  # fmt: skip

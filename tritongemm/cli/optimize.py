@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     request = _read_request(args)
     with (
         Reporter(args.verbose, seconds=request.search.seconds) as reporter,
-        open_machine(request.devices, reporter.say) as (machine, cluster),
+        open_machine(request, reporter.say) as (machine, cluster),
     ):
         reporter.say(machine.why)
         campaign = _campaign(args, request, machine, cluster, reporter)

@@ -151,7 +151,7 @@ def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -
 def _print_sizes(request: TuneRequest, reporter: Reporter) -> int:
     """Print the sizes that would be tuned, and why others would not; return the exit status that a run would have."""
     source = request.sizes
-    with open_machine(request.devices, reporter.say) as (machine, _):
+    with open_machine(request, reporter.say) as (machine, _):
         pass
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunableRowsWarning)  # each such row is printed
@@ -176,7 +176,7 @@ def _print_sizes(request: TuneRequest, reporter: Reporter) -> int:
 def _run_stored(args: argparse.Namespace, request: TuneRequest, reporter: Reporter) -> int:
     """Verify or time the results of a file; return 1 if any is wrong, damaged, or can't be run."""
     path = args.gemm_size_file
-    with open_machine(request.devices, reporter.say) as (machine, cluster):
+    with open_machine(request, reporter.say) as (machine, cluster):
         asked = _stored_rows(path, request, machine.target)
         if not machine.devices:
             machine = tuned_rows.find_machine(request.devices.target, (row.target for row in asked.rows))

@@ -49,7 +49,7 @@ class _Timing:
     def open(cls, request: TuneRequest, reporter: Reporter) -> Iterator[_Timing]:
         """Open the timing of a run of the request."""
         with (
-            open_machine(request.devices, reporter.say) as (machine, cluster),
+            open_machine(request, reporter.say) as (machine, cluster),
             session.open_session(request, machine, session.make_protocol(request, machine), cluster) as tools,
         ):
             again = Revalidation(tools.evaluators[0], tools.pool, reporter)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 is_mapped: Final = torch._C._functorch.is_batchedtensor  # by torch.func.vmap
 is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # by it or another transform: it has no address
+KINDS: Final = {torch.dtype: "a dtype such as torch.bfloat16", str: "a text", bool: "True or False"}
 SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -102,6 +103,13 @@ def require_tensors(operands: Mapping[str, object]) -> None:
     for name, value in operands.items():
         if not torch.overrides.is_tensor_like(value):
             raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Refuse an argument that is neither None nor of a kind: a dtype, a text, or True or False."""
+    if value is not None and not isinstance(value, kind):
+        shown = "a tensor" if isinstance(value, Tensor) else repr(value)
+        raise InputError(f"{name} is {shown}; give {KINDS[kind]}")
 
 
 def check_tensors(operands: Mapping[str, object], together: bool = True) -> None:

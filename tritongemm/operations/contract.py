@@ -10,7 +10,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from math import prod
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -20,10 +20,11 @@ from torch import Tensor
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import Support
-from tritongemm.operations.checks import check_values
+from tritongemm.operations.checks import check_kind, check_values
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Plugin
 
+_KINDS = {"ScalarType": torch.dtype, "str": str, "bool": bool}  # of arguments that are no tensors, as schemas name them
 ReadyCall: TypeAlias = Callable[..., Tensor]  # computes calls of one kind; is given an operation's operands
 
 
@@ -66,10 +67,12 @@ class Operation(Plugin, abstract=True):
     calls: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
-        """Name an operation as its schema does."""
+        """Name an operation as its schema does; its check refuses arguments of another kind than the schema's first."""
         super().__init_subclass__(abstract=abstract, **more)
         if not abstract:
             cls.name = cls.schema.partition("(")[0]
+        if not abstract and "check" in vars(cls):
+            setattr(cls, "check", _after_kinds(cls.schema, cls.check))  # noqa: B010 (mypy takes no other assignment)
 
     @abstractmethod
     def check(self, given: Any) -> Any:
@@ -126,6 +129,21 @@ class ProductOperation(Operation, abstract=True):
     def make_fallback(self, checked: Any) -> ReadyCall:
         """Return what computes calls like this one by PyTorch, after a look at what their shapes do not say."""
         return partial(_compute, self)
+
+
+def _after_kinds(schema: str, check: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation's check behind one of the kinds of its arguments that are no tensors."""
+    arguments = [(one.name, str(one.real_type)) for one in torch._C.parse_schema(schema).arguments]
+    named = [(name, kind.removeprefix("Optional[").removesuffix("]")) for name, kind in arguments]
+    kinds = [(place, name, _KINDS[kind]) for place, (name, kind) in enumerate(named) if kind in _KINDS]
+
+    @wraps(check)
+    def check_all(self: Operation, given: Any) -> Any:
+        for place, name, kind in kinds:
+            check_kind(name, given[place], kind)
+        return check(self, given)
+
+    return check_all
 
 
 def _compute(operation: ProductOperation, *given: Any) -> Tensor:

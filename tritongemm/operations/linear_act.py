@@ -13,7 +13,7 @@ from tritongemm.core.problem import Operand
 from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.numerics import epilogues
-from tritongemm.operations.checks import check_fit, check_tensors
+from tritongemm.operations.checks import check_fit, check_kind, check_tensors
 from tritongemm.operations.contract import ProductOperation, Reading
 from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.scaled import SCALED, CheckedScaled
@@ -53,7 +53,7 @@ class ActivatedOperands(NamedTuple):
     def result_type(self) -> torch.dtype:
         """The type of the result: fp8 of one in blocks, else bf16 of operands with scale factors."""
         default = torch.float8_e4m3fn if self.act in IN_BLOCKS else None if self.scale_a is None else torch.bfloat16
-        return output_dtype(self.x, self.out_dtype or default)
+        return output_dtype(self.x, default if self.out_dtype is None else self.out_dtype)
 
     @property
     def run(self) -> int:
@@ -80,7 +80,7 @@ def _added(x: Tensor, w: Tensor, residual: Tensor, *others: Any, **named: Any) -
     return ActivatedOperands(x, w, RESIDUAL, residual, *others, **named)
 
 
-def _in_blocks(
+def quantised_operands(
     x: Tensor,
     w: Tensor,
     act: str = "",
@@ -90,6 +90,8 @@ def _in_blocks(
     **named: Any,
 ) -> ActivatedOperands:
     """Return the operands of `linear_act_quantize`."""
+    check_kind("act", act, str)
+    check_kind("dtype", dtype, torch.dtype)
     return ActivatedOperands(x, w, f"{act}_block" if act else "block", bias, dtype, *factors, **named)
 
 
@@ -102,7 +104,7 @@ class ActivatedLayer(ProductOperation):
     )
     operands = ActivatedOperands
     sources: ClassVar = {"a": "x", "b": "w"}
-    calls: ClassVar = {"linear_add": _added, "linear_act_quantize": _in_blocks}
+    calls: ClassVar = {"linear_add": _added, "linear_act_quantize": quantised_operands}
 
     def check(self, given: ActivatedOperands) -> ActivatedOperands:
         """Return the operands, which belong together."""

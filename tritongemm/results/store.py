@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -154,6 +155,8 @@ class Store:
                 "was measured: use --no-resume, which sets the journal aside, or choose another -o"
             )
         damaged = dict(read.damaged)
+        if not damaged and all(line.kind == "header" for line in read.lines.values()):
+            read = replace(read, lines={}, size=0)  # of a run that tried nothing, whichever target it was for
         numbers: dict[Problem, int] = {}  # of the lines that hold the results
         for number, line in read.lines.items():
             if line.kind == "record":

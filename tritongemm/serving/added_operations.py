@@ -12,7 +12,7 @@ from tritongemm.core.epilogues import GATED, IN_BLOCKS, RESIDUAL, RUN, activatio
 from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.problem import PLAIN
 from tritongemm.operations.contract import Operation, ProductOperation, ReadyCall, every
-from tritongemm.operations.linear_act import ActivatedLayer, ActivatedOperands, parts
+from tritongemm.operations.linear_act import ActivatedLayer, ActivatedOperands, parts, quantised_operands
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
 from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision
 from tritongemm.serving import dispatcher as engine
@@ -232,7 +232,7 @@ def linear_act_quantize(
         >>> q.shape, factors.shape
         (torch.Size([4, 256]), torch.Size([4, 2]))
     """
-    made = _call_act(x, w, "_".join(filter(None, (act, "block"))), bias, dtype, scale_a, scale_b)
+    made = _call_act(*quantised_operands(x, w, act, bias, dtype, scale_a, scale_b))
     rows, factors = parts(made, prod(x.shape[:-1]))
     return rows.view(*x.shape[:-1], rows.shape[-1]), factors.T
 

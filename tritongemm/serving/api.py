@@ -11,7 +11,7 @@ from torch import Tensor
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.checks import require_tensors
-from tritongemm.operations.dense import DENSE
+from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.torch_products import linear
 from tritongemm.serving import dispatcher as engine
 from tritongemm.serving.dispatcher import default_dispatcher, layer_key
@@ -72,7 +72,8 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         return _unusual(x, w, bias, out_dtype)
     try:
         return engine.default.run(x, w, bias, out_dtype)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
+        DENSE.check(DenseOperands(x, w, bias, out_dtype))  # a list has no hash
         if not (x.is_nested or w.is_nested or (bias is not None and bias.is_nested)):
             raise
         return _unusual(x, w, bias, out_dtype)  # they have no shape; to ask each operand first would cost every call
@@ -80,7 +81,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
 
 def _find(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Any:
     """Return what compiled code calls for operands that were served before."""
-    with suppress(AttributeError, RuntimeError):  # of no plain tensors, which Python's checks name
+    with suppress(AttributeError, RuntimeError, TypeError):  # of no right kinds, which Python's checks name
         ready = engine.default.calls.table.get(layer_key(x, w, bias, out_dtype))
         return native_calls.compiled_form(ready, x, w, bias, out_dtype)
     return None
@@ -129,6 +130,7 @@ def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype 
 def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """Return a call in a mode: gradients, autocast, subclasses, tracers and transforms."""
     require_tensors({"x": x, "w": w} | ({} if bias is None else {"bias": bias}))
+    DENSE.check(DenseOperands(x, w, bias, out_dtype))
     operands = (x, w) if bias is None else (x, w, bias)
     if (_grad() and _requires(x, w, bias)) or _tracing() is not None or _forward._current_level >= 0:
         return linear(x, w, bias, out_dtype)

@@ -212,6 +212,7 @@ class Dispatcher:
 
         The key's precision counts, as another thread may have changed PyTorch's meanwhile.
         """
+        DENSE.check(operands)
         ready_calls, x, w = self.calls, operands.x, operands.w
         strided, lasting = x.layout == w.layout == torch.strided, True
         prepare = partial(self._prepare_layer, key, frequent)

@@ -47,16 +47,16 @@ def serve_calls(
     """Return an operation's look-up for compiled code, its call in Python, and its call by either."""
 
     def find(*given: Any) -> Any:
-        with suppress(AttributeError, RuntimeError):  # of no plain tensors, which Python's checks name
+        with suppress(AttributeError, RuntimeError, TypeError):  # of no right kinds, which Python's checks name
             return native_calls.compiled_form(engine.default.calls.table.get(make_key(*given)), *given)
 
     def run(*given: Any) -> Tensor:
         try:
             key = make_key(*given)
-        except RuntimeError:  # sparse tensors have no strides, nested ones no shape; to ask each would cost every call
-            operation.check(operation.operands(*given))
+            call = engine.default.calls.table.get(key)
+        except (RuntimeError, TypeError):  # Sparse tensors have no strides, nested ones no shape, lists no hash.
+            operation.check(operation.operands(*given))  # To look at each before would cost every call.
             raise
-        call = engine.default.calls.table.get(key)
         if call is None:
             call = engine.default.resolve(operation, key, operation.operands(*given))
         return call(*given)

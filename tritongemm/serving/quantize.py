@@ -18,7 +18,7 @@ from tritongemm.core.served_call import PatchedLaunch
 from tritongemm.hip_ext.launching.patched_launch import call_all
 from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations import microscaling
-from tritongemm.operations.checks import check_tensors, check_unmapped, is_wrapped
+from tritongemm.operations.checks import check_kind, check_tensors, check_unmapped, is_wrapped
 from tritongemm.operations.factors import powers
 from tritongemm.operations.quantisation import FACTOR_LAYOUTS, Quantised, by_torch, empty_factors, empty_pair
 from tritongemm.operations.torch_products import DTYPE_NAMES
@@ -86,6 +86,7 @@ def own_fp8(device: torch.device) -> torch.dtype:
 def _check(x: Tensor, granularity: str, dtype: torch.dtype | None, layout: str) -> torch.dtype:
     """Return the type to quantise to."""
     check_tensors({"x": x})
+    check_kind("dtype", dtype, torch.dtype)
     if granularity not in GRANULARITIES:
         raise InputError(f"granularity is {granularity!r}; there are: {', '.join(GRANULARITIES)}")
     if granularity == "mx":

@@ -1,23 +1,27 @@
 """Opens the GPUs and the cores of a Ray cluster's hosts for a run."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
 from tritongemm.build.pool import BuildPool
-from tritongemm.core.errors import InputError
+from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.protocol import MeasureProtocol
-from tritongemm.hip_ext.machine import Machine, find_machine
+from tritongemm.hip_ext.machine import Machine, count_devices, find_machine
 from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
-from tritongemm.search_spaces.loader import load_target
+from tritongemm.search_spaces.loader import load_target, target_of_device
 from tritongemm.system.ray_hosts import RayHosts
-from tritongemm.tune.request import Devices
+from tritongemm.tune.request import TuneRequest
+
+_DEVICE = re.compile(r"device_name=([^,]*?)(?:,|\.json)")  # in the names of tables of tiles of vLLM and SGLang
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,11 @@ class Cluster:
 
 
 @contextmanager
-def open_machine(devices: Devices, say: Callable[[str], None]) -> Iterator[tuple[Machine, Cluster | None]]:
+def open_machine(request: TuneRequest, say: Callable[[str], None]) -> Iterator[tuple[Machine, Cluster | None]]:
     """Open the machine to tune on or for, and the cluster that a request names, left at the end; None without one."""
+    devices = request.devices
     if devices.ray is None:
-        yield find_machine(devices.target, devices.gpu_ids, devices.ngpus), None
+        yield find_machine(devices.target or _device_of(request.outputs.path), devices.gpu_ids, devices.ngpus), None
         return
     with ExitStack() as stack:
         hosts = RayHosts(devices.ray)
@@ -65,3 +70,11 @@ def open_machine(devices: Devices, say: Callable[[str], None]) -> Iterator[tuple
         gpus = ClusterGpus(hosts, arch, devices.ngpus, say)
         stack.callback(gpus.close)
         yield gpus.machine, Cluster(hosts, gpus)
+
+
+def _device_of(output: Path | None) -> str | None:
+    """Return the device that the name of a server's table says, where no GPU says what is tuned for."""
+    named = None if output is None or count_devices() else _DEVICE.search(output.name)
+    if named is not None and not target_of_device(named[1]):
+        raise TargetError(f"-o {output}: no target is known by the device's name; give one with --target")
+    return named and named[1]

@@ -74,7 +74,7 @@ def tune(request: TuneRequest, watcher: Watcher) -> TuningOutcome:
         OutputError: a place can't be written, or is held by another run.
         TuningStopped: the run was interrupted, by Ctrl-C or a signal to stop; finished work is on disk.
     """
-    with open_machine(request.devices, watcher.say) as (machine, cluster):
+    with open_machine(request, watcher.say) as (machine, cluster):
         return _tune_on(machine, cluster, request, watcher)
 
 

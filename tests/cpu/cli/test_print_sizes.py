@@ -39,6 +39,14 @@ def test_a_row_that_the_target_can_not_compute_is_refused(capsys: Capsys, folder
     assert [path.name for path in folder.iterdir()] == ["sizes.yaml"]
 
 
+def test_a_servers_table_is_tuned_for_the_device_that_its_name_says(capsys: Capsys) -> None:
+    words = ["--for", "vllm", "-n", "256", "-k", "256", "-m", "16", "--family", "a8w8_blockscale", "--print_sizes"]
+    for device, status in {"NVIDIA_H200": 0, "AMD_Instinct_MI350_OAM": 0, "Abacus": 2}.items():
+        name = f"N=256,K=256,device_name={device},dtype=fp8_w8a8,block_shape=[128,128].json"
+        assert tune.main([*words, "-o", name]) == status  # gfx942 has another encoding than such tables
+    assert "no target is known by the device's name; give one with --target" in capsys.readouterr().err
+
+
 def test_a_workload_is_tuned_without_such_rows(capsys: Capsys) -> None:
     assert tune.main(["--workload", "sizes.yaml", "--target", "gfx942", "--print_sizes"]) == 0
     sizes, said = listed(capsys)

@@ -187,6 +187,13 @@ def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) 
     assert rows(path) == [record(ONE, toolchain=measured)]
 
 
+def test_a_run_that_tried_nothing_blocks_no_other(path: Path) -> None:
+    take(path).close()
+    with take(path, target="sm90") as store:
+        store.add_trials(ONE, [trial(0)])
+    fails(OutputError, "is for sm90, this run for gfx942", take, path)
+
+
 def test_rows_of_an_older_toolchain_beside_those_asked_for(path: Path) -> None:
     newer = {**TOOLS, "triton": "3.9.0"}
     merged(path, record(ONE), record(TWO))

@@ -14,6 +14,7 @@ buffers                 memory to allocate: name; offset of its pointer in the p
                         for scales that change along K: the rows of A (columns of B) and the depth along K that share
                         one, and their layout; values, where they are given
 problem, launches       M, N, K, and batch where there is one; how often to launch
+product                 all that is known of the product, as in a journal
 """
 
 import argparse

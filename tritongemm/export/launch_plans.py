@@ -54,7 +54,7 @@ def _runtime(facts: Target) -> tuple[str, str]:
 
 
 def plans(
-    call: HostLaunch, facts: Target, known: dict[str, dict[str, Any]], sizes: dict[str, int]
+    call: HostLaunch, facts: Target, known: dict[str, dict[str, Any]], sizes: dict[str, Any]
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield the code object and the plan of each launch, without the object's file name."""
     code = elf.device_code(Path(call.path).read_bytes(), facts.name)
@@ -73,7 +73,7 @@ def plans(
                 "dynamic_lds": launch.dynamic_lds,
                 "kernarg": launch.kernarg.hex(),
                 "buffers": buffers,
-                "problem": sizes,
+                **sizes,
                 "launches": 1,
             },
         )
@@ -87,8 +87,7 @@ def launch_plans(
 ) -> list[tuple[bytes, str, dict[str, Any]]]:
     """Return the code object, its file's suffix and the plan of each kernel that a launch starts, in order."""
     if isinstance(launch, HostLaunch):
-        sizes = {"M": problem.m, "N": problem.n, "K": problem.k}
-        return [(c, ".hsaco", p) for c, p in plans(launch, facts, _buffers(launch, problem), sizes)]
+        return [(c, ".hsaco", p) for c, p in plans(launch, facts, _buffers(launch, problem), _sizes(problem))]
     return [(launch.read_code(), Path(launch.path).suffix, plan(launch, problem, facts))]
 
 
@@ -120,11 +119,15 @@ def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
         "dynamic_lds": launch.shared,
         "kernarg": kernarg.hex(),
         "buffers": buffers,
-        "problem": {"M": problem.m, "N": problem.n, "K": problem.k}
-        | ({"batch": problem.batch} if problem.batch > 1 else {})
-        | ({"epilogue": problem.epilogue} if problem.epilogue != "none" else {}),
+        **_sizes(problem),
         "launches": 1,
     }
+
+
+def _sizes(problem: Problem) -> dict[str, Any]:
+    more: dict[str, Any] = {"batch": problem.batch} if problem.batch > 1 else {}
+    more |= {"epilogue": problem.epilogue} if problem.epilogue != "none" else {}
+    return {"problem": {"M": problem.m, "N": problem.n, "K": problem.k, **more}, "product": problem.to_json()}
 
 
 def _buffers(launch: Launch | HostLaunch, problem: Problem) -> dict[str, dict[str, Any]]:

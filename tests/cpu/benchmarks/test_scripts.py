@@ -13,7 +13,7 @@ import torch
 
 import tritongemm
 from tests.support import ROOT, forked
-from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, apart, heavy, loader, matrices
+from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, apart, loader, matrices
 from tritongemm.build import prepare
 from tritongemm.cli import tune
 from tritongemm.workloads import sizes
@@ -113,7 +113,8 @@ def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> 
     assert {row.problem.a.dtype for row in sizes.from_file(path, Defaults())} == {"fp8e4m3fn"}
 
 
-@pytest.mark.parametrize("arch", ["sm90", heavy("gfx942")])
+@pytest.mark.heavy
+@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
 def test_its_kernels_are_distinct(arch: str) -> None:
     script, target = importlib.import_module("library_load"), loader.load_target(arch)
     records = script.records(target, 200)

@@ -17,7 +17,7 @@ from tritongemm.codegen import modules, render, template_facts
 from tritongemm.search_spaces import loader as target_files
 
 TARGETS = {name: target_files.load_target(name) for name in ("sm90", "gfx942", "gfx950")}
-QUICK = [("sm90", "grouped bf16"), ("sm90", "int4 in fragments"), ("gfx950", "fp4")]
+QUICK = [("sm90", "grouped bf16"), ("gfx950", "fp4")]
 RUNS = [
     *((*run, "a config of each template") for run in QUICK),
     *(heavy(target, case, "all") for target in TARGETS for case in CASES if target == "sm90" or CASES[case].anywhere),

@@ -133,6 +133,7 @@ def loss_of(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
     return loss, [call.tensors[place].clone().requires_grad_() for place in places]
 
 
+@pytest.mark.heavy
 def test_gradients_are_the_same_compiled_or_refused() -> None:
     """Activations are quantised, so that theirs would be zero."""
     losses, leaves = zip(*map(loss_of, TRAINED), strict=True)

@@ -208,6 +208,7 @@ print("alike")
 """
 
 
+@pytest.mark.heavy  # `test_all_its_kernels_give_the_same` runs these kernels too
 def test_kernels_and_pytorch_do_the_same_between_the_products(interpreter: LentProcess) -> None:
     ran = forked.interpreted(interpreter, ["-c", KERNELS_AND_PYTORCH], ROOT)
     assert ran.stdout == "alike\n", ran.stderr[-3000:]

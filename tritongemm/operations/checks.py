@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 is_mapped: Final = torch._C._functorch.is_batchedtensor  # by torch.func.vmap
 is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # by it or another transform: it has no address
-KINDS: Final = {torch.dtype: "a dtype such as torch.bfloat16", str: "a text", bool: "True or False"}
+KINDS: Final = {torch.dtype: "a dtype such as torch.bfloat16", str: "a string", bool: "True or False"}
 SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -106,7 +106,7 @@ def require_tensors(operands: Mapping[str, object]) -> None:
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse an argument that is neither None nor of a kind: a dtype, a text, or True or False."""
+    """Refuse an argument that is neither None nor of a kind: a dtype, a string, or True or False."""
     if value is not None and not isinstance(value, kind):
         shown = "a tensor" if isinstance(value, Tensor) else repr(value)
         raise InputError(f"{name} is {shown}; give {KINDS[kind]}")

@@ -107,7 +107,10 @@ class Progress:
         """Yield how many configs are compiled of those that pruning kept, and the expected time, if it is long."""
         kept, tried = self._stages.get(KEPT, _Stage()).total, self._stages.get(SEARCH, _Stage()).total
         each, cores = _COMPILE_SECONDS / compilers, f"{compilers} core{'s' if compilers > 1 else ''}"
-        if tried < kept:
+        if 0 < self._seconds < tried * each:
+            text = f"{tried:,} configs would take {about(tried * each)} to compile on {cores}"
+            yield f"{text}; --budget ends that earlier"
+        elif tried < kept:
             sizes = " of each size" if self._stages["plan"].total > 1 else ""
             text = f"{tried:,} of {kept:,} configs are compiled, the best predicted{sizes}: {about(tried * each)}"
             yield f"{text} on {cores}; --budget 0 compiles all: {about(kept * each)}"

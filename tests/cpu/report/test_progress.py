@@ -75,13 +75,22 @@ def test_the_limit_of_the_run_and_other_stages(clock: list[float]) -> None:
 
 
 @cases(
-    (1, 3040, 3040, "3,040 configs are compiled: about 51 min on 2 cores; --budget N"),
-    (1, 3040, 64, "64 of 3,040 configs are compiled, the best predicted: about 65 s on 2 cores; --budget 0 compiles "),
-    (2, 6080, 128, "128 of 6,080 configs are compiled, the best predicted of each size: about 2 min on 2 cores"),
-    (1, 11, 11, ""),
+    (1, 2646, 2646, "2,646 configs would take about 44 min to compile on 2 cores; --budget ends that earlier", 15.0),
+    (1, 3040, 3040, "3,040 configs are compiled: about 51 min on 2 cores; --budget N", 0.0),
+    (
+        1,
+        3040,
+        64,
+        "64 of 3,040 configs are compiled, the best predicted: about 65 s on 2 cores; --budget 0 compiles ",
+        0.0,
+    ),
+    (2, 6080, 128, "128 of 6,080 configs are compiled, the best predicted of each size: about 2 min on 2 cores", 0.0),
+    (1, 11, 11, "", 15.0),
 )
-def test_what_is_compiled_without_a_gpu_is_said_before(sizes: int, kept: int, tried: int, said: str, /) -> None:
-    run = begun(sizes, tried)
+def test_what_is_compiled_without_a_gpu_is_said_before(
+    sizes: int, kept: int, tried: int, said: str, limit: float, /
+) -> None:
+    run = begun(sizes, tried, seconds=limit)
     run.stage(KEPT, kept)
     lines = list(run.estimate(2))
     assert len(lines) == bool(said) and all(line.startswith(said) for line in lines)

@@ -91,10 +91,10 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"x": ONE(M, K).to(INT8), "w": ONE(N, K) / 2}, "the operands are torch.int8 and torch.float32"),
         ({"x": ONE(M, K).int(), "w": ONE(N, K) / 2}, "the operands are torch.int32 and torch.float32"),
     ],
-    "linear_act": [({"act": ONE(2)}, "act is a tensor; give a text"), ({"out_dtype": ONE(2)}, "out_dtype is a tensor")],
+    "linear_act": [({"act": ONE(2)}, "act is a tensor; give a string"), ({"out_dtype": ONE(2)}, "out_dtype is a")],
     "act_quantize": [({"act": ONE(2)}, "act is a tensor"), ({"dtype": "x"}, "dtype is 'x'; give a dtype")],
     "scaled_mm blocks": [
-        ({"scale_layout": ONE(2)}, "scale_layout is a tensor"), ({"order_b": [1]}, r"order_b is \[1\]; give a text"),
+        ({"scale_layout": ONE(2)}, "scale_layout is a tensor"), ({"order_b": [1]}, r"order_b is \[1\]; give a string"),
         ({"scale_a": ONE(M, 3)}, "scale_a is"),
         ({"scale_a": ONE(M, 4)[:, ::2]}, r"strides \(4, 2\)"),
         ({"scale_a": pitched(M, 2, M + 1)}, r"strides \(1, 17\)"),

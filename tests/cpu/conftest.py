@@ -1,5 +1,3 @@
-"""What the CPU tests share."""
-
 import atexit
 import ctypes
 import gc
@@ -108,7 +106,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of the run have in common."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -143,7 +140,6 @@ def lent_processes() -> Iterator[None]:
 
 @pytest.fixture
 def interpreter(lent_processes: None) -> Iterator[LentProcess]:
-    """A process in which kernels run in Triton's interpreter."""
     child = LentProcess("tritongemm.measure.interpreting:Interpreter", {"TRITON_INTERPRET": "1"})
     yield child
     child.kill()

@@ -1,5 +1,3 @@
-"""What the GPU tests share: this machine's GPU, a cache of their own, and the folder is skipped where there is none."""
-
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,14 +30,12 @@ def gpu_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def inference() -> Iterator[None]:
-    """No gradients are asked for."""
     with torch.no_grad():
         yield
 
 
 @pytest.fixture
 def dispatcher(monkeypatch: Patch, inference: None) -> Dispatcher:
-    """That of a process which has read nothing, and asks for no gradients."""
     unloaded = Dispatcher()
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", unloaded)
     return unloaded

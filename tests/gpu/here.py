@@ -59,7 +59,6 @@ def graph_of(call: Callable[..., Any], *given: Any, **named: Any) -> tuple[torch
 
 
 def replayed(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """What a call's graph computes."""
     graph, result = graph_of(call, *given, **named)
     graph.replay()
     torch.cuda.synchronize()

@@ -1,5 +1,3 @@
-"""The assembly backend on a real GPU: kernels of ours exported as cubins and PTX, verified, raced, tuned and served."""
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,7 +87,6 @@ def test_ptx_runs(
 
 
 def test_tuned_checked_timed_and_served(manifests: list[Path], tmp_path: Path, monkeypatch: Patch) -> None:
-    """One run over the cubins and the library, with rows of a bad manifest beside; the winner is found again."""
     import torch
 
     import tritongemm

@@ -1,5 +1,3 @@
-"""Batches on a real GPU: kernels against float64 at odd sizes, and operands of `tritongemm.bmm` as they are stored."""
-
 from dataclasses import replace
 
 import pytest
@@ -65,7 +63,6 @@ def test_scales_of_each_product(gpu: GpuEvaluator, compiler: BuildPool, scales: 
 
 
 def test_bmm_reads_operands_as_stored(dispatcher: Dispatcher) -> None:
-    """And writes to given memory, in compiled code by one operation of its graph."""
     problem = Problem(33, 136, 528, *matrices("bf16", layout="TN"), batch=6, bias="none")
     rows = [record(p, Config("tile", 32, 64, 64, 4, 2, 4, 2)) for p in (problem, replace(problem, bias="n"))]
     assert tritongemm.load(rows) == 2

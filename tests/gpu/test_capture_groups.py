@@ -1,5 +1,3 @@
-"""A capture on a real GPU: how rows are spread over groups is reported without waiting, by calls and by graphs."""
-
 import gc
 import json
 from collections.abc import Iterator

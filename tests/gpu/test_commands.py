@@ -1,5 +1,3 @@
-"""Commands on real GPUs: runs from end to end, campaigns, also on Ray, `autotune` and repairs."""
-
 import csv
 import io
 import json
@@ -36,7 +34,6 @@ def folder(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def run(*argv: str) -> tuple[int, str]:
-    """Exit status, and all that was written."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
         status = tune.main(argv)
     return status, out.getvalue()
@@ -162,7 +159,6 @@ LOG = (
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory, gpu_machine: Machine) -> Path:
-    """A campaign after its third stage."""
     place = tmp_path_factory.mktemp("campaign")
     (place / "job.log").write_text(LOG)
     for stage in ("configs", "tune", "merge"):

@@ -1,5 +1,3 @@
-"""PyTorch's own kernel called directly: the same launch as PyTorch's, the same bits, on any stream and in any graph."""
-
 import ctypes
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,3 @@
-"""`tritongemm.mm` on a real GPU: every template against float64, streams, threads, graphs and torch.compile."""
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,7 +176,6 @@ def test_a_graph_sees_changed_operands(name: str) -> None:
 @pytest.mark.parametrize("exhausted", [False, True])
 @pytest.mark.parametrize("name", SHARED)
 def test_graphs_of_one_stream_run_side_by_side(name: str, exhausted: bool) -> None:
-    """Captured on the same stream, replayed on others, beside eager calls on the stream they were captured on."""
     workspaces = default_dispatcher()._devices[torch.cuda.current_device()].device.workspaces
     assert workspaces is not None, "some of the loaded kernels share memory"
     free, capture = workspaces._free, torch.cuda.Stream()

@@ -1,5 +1,3 @@
-"""The driver binding on a real GPU: Triton's code objects launched without Triton, compared with PyTorch."""
-
 import struct
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Kernels that fault, hang or are wrong cost themselves alone; what may befall a GPU while it is measured on."""
-
 import os
 import random
 import signal
@@ -67,8 +65,6 @@ NAMES = {config(n).name: n for n in EDITS}
 
 @dataclass(frozen=True)
 class Crew:
-    """A device with a short limit, and what the candidates compiled to."""
-
     gpu: GpuEvaluator
     built: list[Artifact]
 
@@ -155,7 +151,6 @@ def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
     ids=str,
 )
 def test_the_librarys_own_result_is_compared_and_right(crew: Crew, problem: Problem) -> None:
-    """Whether it writes C or makes one."""
     final = crew.gpu.race(problem, [Artifact(CHOICE, "")], "torch")
     assert not final.library_wrong and BASELINE_ENTRY in final.samples, final
 
@@ -182,7 +177,6 @@ except RuntimeError:
 
 @pytest.fixture(scope="module")
 def built(gpu_machine: Machine, compiler: BuildPool, tmp_path_factory: pytest.TempPathFactory) -> list[Artifact]:
-    """Kernels that are right."""
     triton = registry.get(SearchedBackend, "triton")
     plan = planner.plan_search(MEASURED, gpu_machine.target, tmp_path_factory.mktemp("module"), "triton")
     jobs = [triton.compile_job(p.config, MEASURED, gpu_machine.target, NO_INPUTS) for p in plan.order[:32:4]]
@@ -210,7 +204,6 @@ def killing(role: str, seed: int, times: int) -> Iterator[list[int]]:
 
 
 def children_with(role: str) -> list[int]:
-    """Children of this process whose command line names a role."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

@@ -1,5 +1,3 @@
-"""Layers of four bits on a real GPU: vLLM's of int4 by its plug-in, and gpt-oss's experts of mxfp4 by `patch`."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,5 +1,3 @@
-"""Grouped products and mixtures of experts on a real GPU: uneven and empty groups, odd sizes, graphs."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +126,6 @@ def test_a_mixture_of_four_kernels(gpu_machine: Machine, mode: str, slower: floa
 
 @pytest.mark.parametrize("family", ["dense", "a8w8_blockscale"])
 def test_groups_are_tuned_and_served(gpu_machine: Machine, tmp_path: Path, family: str) -> None:
-    """Tuned for one spread, right for others; a graph reads the numbers of rows when it is replayed."""
     dtype = "bf16" if family == "dense" else "fp8"
     if dtype == "fp8":
         needed_fp8(gpu_machine.target)

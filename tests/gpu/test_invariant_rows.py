@@ -1,5 +1,3 @@
-"""Rows have the same bits at every M and place on a real GPU: of tuned rows, untuned kernels and a model."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,6 @@ SOME = (1, 2, 5, 16, 17, 64, 100, 256, MOST)
 
 @pytest.fixture(autouse=True)
 def empty(gpu_machine: Machine, dispatcher: Dispatcher) -> Dispatcher:
-    """A dispatcher without rows."""
     dispatcher.load([])
     return dispatcher
 

@@ -1,5 +1,3 @@
-"""Libraries' products on a real GPU against float64: the vendor's, PyTorch's, DeepGEMM's, with scales too."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""Libraries on a real GPU: right at every M without a compiler, in graphs too, and quick to load."""
-
 import os
 import subprocess
 import sys
@@ -40,7 +38,6 @@ print([name for name in REFUSED if name in sys.modules])
 
 
 def write(built: Built, path: Path) -> tuple[Path, list[Record]]:
-    """A library file, and its results."""
     contents = Contents()
     writing.merge(contents, built.entries, built.readers())
     writing.add_beside(contents, built.helpers, built.targets, built.readers())

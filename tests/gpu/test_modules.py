@@ -85,7 +85,6 @@ def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def faults(case: str, configs: list[Config], target: Target, folder: Path) -> Iterator[str]:
-    """What is wrong with the modules of some configs."""
     problem = CASES[case].problem
     family = registry.get(Family, problem.family)
     asked = write(problem, configs, target, folder)

@@ -1,5 +1,3 @@
-"""Every template on a real GPU against float64: dtypes, layouts, biases and sizes that divide by nothing."""
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -76,7 +74,6 @@ LAYOUTS = list(itertools.product((True, False), repeat=2))
 
 
 def usable(problem: Problem, target: Target, configs: Sequence[Config] = CONFIGS) -> list[Config]:
-    """Configs that can compute a problem, of a template that this target has."""
     entire = {a.template for a in space(problem, target).axes}
     free = {"tile", "gemv", "stream_k", "grouped_gemv"}  # through pointers: anything goes, whatever the space offers
     return [c for c in configs if c.template in free | entire and triton().check(c, problem, target)]
@@ -131,7 +128,6 @@ def dtype_sets(target: Target) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("index", range(12))
 def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, index: int) -> None:
-    """Each once at an odd size and once where every template applies, weights as a linear layer stores them."""
     sets = dtype_sets(gpu.target)
     if index >= len(sets):
         pytest.skip("this GPU has fewer combinations")
@@ -142,7 +138,6 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, index: int) -> None:
 
 
 def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool) -> None:
-    """An activation, and gate and up as one, at an odd size and where every template applies; after scales too."""
     problems = [
         Problem(33, 96, 99, *matrices(layout="TN"), bias="n", epilogue="silu_mul"),
         Problem(200, 656, 264, *matrices("bf16", layout="TN"), bias="m", epilogue="gelu_tanh_mul"),

@@ -1,5 +1,3 @@
-"""Online tuning on a real GPU: what it chooses computes what PyTorch does, and a second process tries nothing."""
-
 import os
 import subprocess
 import sys

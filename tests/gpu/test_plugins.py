@@ -1,5 +1,3 @@
-"""A backend of one's own on a real GPU: raced, served by `mm` and launch-planned, without an edit anywhere else."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ SIZE = ["-m", "250", "-n", "336", "-k", "512", "--budget", "8"]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Kernels compiled for a test are kept in its own folder."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
 
 

@@ -1,5 +1,3 @@
-"""Quantising, layers that quantise, and fp8 layers and experts of transformers, on a real GPU."""
-
 import pytest
 import torch
 from torch import Tensor, nn

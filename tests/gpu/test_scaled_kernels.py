@@ -1,5 +1,3 @@
-"""Kernels with factors, powers of two and four bits on a real GPU against float64, and with unedited assembly."""
-
 import hashlib
 from dataclasses import replace
 from itertools import product

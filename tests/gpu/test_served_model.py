@@ -1,5 +1,3 @@
-"""A model served on a real GPU: patched, in a region, compiled, in graphs, and through the servers' plug-ins."""
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Every product that is tuned, served on a real GPU: exact integers, no rows, shipped tables."""
-
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

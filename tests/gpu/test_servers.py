@@ -1,5 +1,3 @@
-"""Servers' own Triton kernels on a real GPU, where a server is installed, and the tables of the fastest of them."""
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

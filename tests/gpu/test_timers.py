@@ -1,5 +1,3 @@
-"""The profilers' clocks against events, and CUPTI's own records: graphs of launches on rotated operands."""
-
 import itertools
 import struct
 from collections.abc import Iterator
@@ -52,7 +50,6 @@ def clock_of(timer: str, operands: OperandSets) -> Clock:
 
 
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
-    """The model's favourites, compiled."""
     plan = planner.plan_search(problem, machine.target, folder, "triton")
     favourites = plan.order[: 3 * count : 3]
     jobs = [triton().compile_job(p.config, problem, machine.target) for p in favourites]

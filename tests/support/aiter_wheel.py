@@ -1,5 +1,3 @@
-"""AITER's own assembly kernels, where the amd-aiter wheel is installed."""
-
 from importlib.util import find_spec
 from pathlib import Path
 

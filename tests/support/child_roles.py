@@ -14,8 +14,6 @@ from typing import Any
 
 
 class Role:
-    """What the child of these tests does: one of its methods by name."""
-
     def __init__(self) -> None:
         self.calls = 0
 
@@ -89,8 +87,6 @@ class Role:
 
 
 class Stillborn:
-    """A role that can't start."""
-
     def __init__(self) -> None:
         raise RuntimeError("no coffee")
 

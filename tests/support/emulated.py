@@ -19,8 +19,6 @@ from tritongemm.export import launch_plans
 
 @dataclass(frozen=True)
 class Emulator:
-    """Where an emulator of AMD GPUs, what it is built from and its compiler are."""
-
     folder: Path
     checkout: Path
     clang: str

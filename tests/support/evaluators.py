@@ -1,5 +1,3 @@
-"""One stand-in for a GPU that tests give to whatever needs an evaluator."""
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -55,7 +53,6 @@ class FakeEvaluator(Evaluator):
         """Nothing has to start."""
 
     def screen(self, problem: Problem, artifacts: Sequence[Artifact], best_s: float) -> Iterator[Trial]:
-        """A trial for each candidate that has a launch."""
         for artifact in artifacts:
             require_launch(self, problem, artifact)
             self.screened.append(artifact.config)
@@ -64,11 +61,9 @@ class FakeEvaluator(Evaluator):
             self.on_trial(trial)
 
     def verify(self, problem: Problem, artifacts: Sequence[Artifact]) -> Iterator[Trial]:
-        """Every candidate is right."""
         yield from self.race(problem, artifacts, "").trials
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """Every candidate is right and takes part."""
         if not self.fits(problem):
             raise TritonGemmError("out of memory")
         self.raced = [a.config for a in artifacts]
@@ -80,11 +75,9 @@ class FakeEvaluator(Evaluator):
         return RaceResult(tuple(trials), samples, True, library_wrong=self.library_wrong)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """There is no library to ask."""
         raise TritonGemmError(f"{backend} lacks a symbol")
 
     def describe(self, problem: Problem, config: Config) -> str:
-        """Nothing was computed."""
         return "by eye"
 
     def close(self) -> None:
@@ -109,6 +102,5 @@ class Waiting(FakeEvaluator):
     both: threading.Barrier
 
     def race(self, *args: Any, **more: Any) -> RaceResult:
-        """Race when the other does."""
         self.both.wait()
         return super().race(*args, **more)

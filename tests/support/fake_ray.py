@@ -65,8 +65,6 @@ class InProcess:
 
 
 class Reference(Future[Any]):
-    """To what an actor's method will have returned."""
-
     def future(self) -> Future[Any]:
         return self
 
@@ -135,14 +133,11 @@ class FakeRay(ModuleType):
 
 
 class Actor:
-    """A handle of an object on a host."""
-
     def __init__(self, ray: FakeRay, place: str, gpus: int, held: Any) -> None:
         self._ray, self.place, self._gpus, self._held = ray, place, gpus, held
         ray.held[place] += gpus
 
     def leave(self) -> None:
-        """Give its GPU back, and end."""
         self._held.end()
         self._ray.held[self.place] -= self._gpus
         self._gpus = 0

@@ -22,6 +22,5 @@ def result(problem: Problem, config: Config, **more: Any) -> Record:
 
 
 def algorithm(index: int = 44, version: int = REVISION) -> Config:
-    """A solution of hipBLASLt."""
     name = "Cijk_Alik_Bljk_BBS_BH_MT64x64x64_SN"
     return Config(name, 0, 0, 0, options=(("index", index), ("version", version)), backend="blaslt")

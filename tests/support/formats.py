@@ -1,5 +1,3 @@
-"""Texts of any format, read as files are, and our results file."""
-
 from pathlib import Path
 
 from tests.support.nouns import Defaults, Format, FormatRow, Record, registry

@@ -25,8 +25,6 @@ FAULTS = {"faults": "CUDA_ERROR_ILLEGAL_ADDRESS", "strays": "CUDA_ERROR_INVALID_
 
 
 class OnHost(TorchFunctionMode):  # type: ignore[misc]
-    """Puts on the CPU what is meant for the GPU."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):

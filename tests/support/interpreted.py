@@ -1,5 +1,3 @@
-"""Running kernels in Triton's interpreter."""
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +12,6 @@ from tritongemm.system.child_process import WorkerProcess
 
 @dataclass(frozen=True)
 class Interpreted:
-    """A process that interprets kernels, and a folder for their modules."""
-
     child: WorkerProcess
     folder: Path
 

@@ -40,7 +40,6 @@ class Interpreted:
         return prepared
 
     def launch(self, stream: int) -> None:
-        """Compute on the CPU what the code says."""
         if "problem" in self._code:
             self._launched.append(self._code["name"])
             self._multiply(Problem.from_json(self._code["problem"]))

@@ -17,8 +17,6 @@ from tritongemm.core.target import Target
 
 
 class _StandInDriver:
-    """What Triton's launcher asks a GPU's driver."""
-
     def __init__(self, target: Any) -> None:
         self._target = target
 

@@ -23,12 +23,10 @@ UNITS = 132
 
 
 def linear(m: int, n: int, k: int, dtype: str = "fp32") -> Problem:
-    """The problem of a linear layer."""
     return Problem(m, n, k, *matrices(dtype, layout="TN"))
 
 
 def tuned(problem: Problem, seconds: float = 2e-6, **changes: Any) -> Record:
-    """A measured result of a Triton kernel on an sm90."""
     made = Record(problem, "sm90", TILE, "triton", seconds, 0.01, "events", toolchain=TRITON, compute_units=UNITS)
     return replace(made, library="torch", library_seconds=3e-6, **changes)
 
@@ -41,7 +39,6 @@ def launch_at(problem: Problem, m: int) -> Launch:
 
 
 def entry(record: Record, code: bytes, **changes: Any) -> LibraryEntry:
-    """A result with its code."""
     launches = tabulate(partial(launch_at, record.problem), record.m_from or record.problem.m, record.problem.m, 16)
     assert isinstance(launches, LaunchTable)
     sha256 = hashlib.sha256(code).hexdigest()
@@ -50,7 +47,6 @@ def entry(record: Record, code: bytes, **changes: Any) -> LibraryEntry:
 
 
 def contents(*pairs: tuple[LibraryEntry, bytes]) -> Contents:
-    """What a library is to hold."""
     readers: dict[str, Callable[[], bytes]] = {
         e.kernel.sha256: partial(bytes, code) for e, code in pairs if e.kernel is not None
     }

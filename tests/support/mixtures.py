@@ -1,5 +1,3 @@
-"""A mixture of experts in float64, expert by expert, and one of OCP MX with its dequantised operands."""
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +43,6 @@ def one_by_one(
 
 
 def dequantised(q: Tensor, powers: Tensor, layout: str, k: int) -> Tensor:
-    """Numbers [rows, K] times their powers of two, in float64."""
     scaling = powers_of("mx_shuffled" if layout else "mx")
     return numbers(q).double() * spread(powers, scaling, q.shape[0], k).double()
 
@@ -80,7 +77,6 @@ class Mixture:
         return cls(*given, (first[0], second[0]), (first[1], second[1]), dtype, layout)
 
     def compute(self) -> Tensor:
-        """The result of `fused_moe`."""
         given = self.x, *self.w, self.weights, self.ids, "silu", *self.scales
         return tritongemm.fused_moe(*given, scale_layout=self.layout)
 
@@ -99,7 +95,6 @@ class Mixture:
 
 
 def _weight(rows: int, k: int, dtype: torch.dtype, layout: str) -> tuple[Tensor, Tensor]:
-    """Weights of all experts and their powers of two."""
     loud = torch.logspace(-10, 10, k, base=2.0)[torch.randperm(k)]
     given = torch.randn(EXPERTS, rows, k) * loud / loud.norm()
     pairs = [tritongemm.quantize(each, "mx", dtype, layout or "rows") for each in given]

@@ -1,5 +1,3 @@
-"""Values of config.json of models, and reading their sizes with or without the package transformers."""
-
 from collections.abc import Iterator
 
 import pytest

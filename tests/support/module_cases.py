@@ -1,5 +1,3 @@
-"""Problems of every family with configs of the templates that compute them, whose modules are written and launched."""
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,8 +20,6 @@ from tests.support.products import product
 
 
 class ModuleCase(NamedTuple):
-    """A problem, configs that compute it, and whether AMD's GPUs get it too."""
-
     problem: Problem
     configs: tuple[Config, ...]
     anywhere: bool = False

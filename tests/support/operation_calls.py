@@ -108,11 +108,9 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Of the function."""
         return str(self.function.__name__)
 
     def __call__(self, *tensors: Tensor, **more: Any) -> Any:
-        """Return the result; `more` are further arguments."""
         left = iter(tensors or self.tensors)
         given = [next(left) if one is _TENSOR else one for one in self._given]
         named = {name: next(left) if one is _TENSOR else one for name, one in self._named.items()}

@@ -1,5 +1,3 @@
-"""Pretended owners and modes of files, so that one user's tests meet those of several users."""
-
 import os
 import stat
 from collections.abc import Callable, Mapping

@@ -46,7 +46,6 @@ def fp8_linear(n: int, k: int, **options: Any) -> Any:
 
 
 def dequantised(of: Any) -> Tensor:
-    """The weight of an fp8 layer in float64."""
     scale = of.weight_scale_inv.detach()
     scaling = next(found for found in find_scalings(scale, *of.weight.shape) if found.depth)
     return of.weight.detach().double() * spread(scale, scaling, *of.weight.shape)
@@ -140,8 +139,6 @@ def rows_of_mxfp4(order: str = "plain") -> list[Record]:
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
-    """Stands in for a class that loads layers of four bits."""
-
     def __init__(self, bias: bool = False, **tensors: Tensor) -> None:
         super().__init__()
         for name, tensor in tensors.items():

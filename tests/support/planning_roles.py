@@ -33,8 +33,6 @@ class WorkerKilledOnce:
 
 
 class WorkerKilledAlways:
-    """A process that is killed when it plans."""
-
     def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
         os.kill(os.getpid(), signal.SIGKILL)
         yield signature("absent")

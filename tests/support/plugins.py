@@ -1,5 +1,3 @@
-"""Plug-ins of the tests: the documented toys, dropped beside the plug-ins of their kind."""
-
 import importlib
 import shutil
 import sys

@@ -1,5 +1,3 @@
-"""What tests read of other processes."""
-
 import time
 from collections.abc import Callable
 from pathlib import Path

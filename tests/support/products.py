@@ -1,5 +1,3 @@
-"""Problems of any family of numbers in one line."""
-
 from typing import Any
 
 from tests.support.nouns import Family, Problem, matrices, registry

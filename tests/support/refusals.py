@@ -1,5 +1,3 @@
-"""That a call is refused, in one line: which error it raises and what the error says."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -15,7 +15,6 @@ _SPANS = ((1, 16), (17, 96), (97, 512), (513, 4096))  # of M
 
 
 def problem(m: int, n: int = 4096, k: int = 4096) -> Problem:
-    """A product of bf16 with a linear layer's weight."""
     return Problem(m, n, k, *matrices("bf16", layout="TN"))
 
 
@@ -42,7 +41,6 @@ def table(n: int, k: int) -> list[Record]:
 
 
 def write_results(path: Path, records: list[Record]) -> Path:
-    """Write a results file of these records."""
     path.write_text(results_format().write(records), encoding="utf-8")
     return path
 

@@ -57,8 +57,6 @@ class Emulated:
 
 
 class EmulatedSteps(MoeKernels):
-    """The steps between the products of a mixture, on the emulated GPU."""
-
     def __init__(self, gpu: Emulated) -> None:
         super().__init__(None, {})  # type: ignore[arg-type]
         self._gpu = gpu

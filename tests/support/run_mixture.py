@@ -82,8 +82,6 @@ def alike(found: Any, wanted: Any, mode: str, k: int) -> Any:
 
 
 class InterpretedProducts:
-    """Grouped products by a generated kernel."""
-
     def __init__(self, folder: Path) -> None:
         self._folder, self.worst = folder, 0.0
 

@@ -52,7 +52,6 @@ def check(x: Tensor, granularity: str, dtype: torch.dtype, name: str, layout: st
 
 
 def main() -> None:
-    """Check each kind of factors for each type."""
     # Rows longer than a program reads at once matter to factors of more than a block.
     for m, k, spoiled in ((5, 321, False), (2, 16500, False), (4, 16500, True), (4, 321, True)):
         x = activations(m, k, spoiled).bfloat16()

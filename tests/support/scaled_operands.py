@@ -1,5 +1,3 @@
-"""Problems with scale factors of every granularity, their operands, and what they multiply to in float64."""
-
 import torch
 
 from tests.support.nouns import Family, Operands, Problem, Scaling, matrices, registry

@@ -37,8 +37,6 @@ class RefusingFinder(MetaPathFinder):
 
 
 class HostFunction:
-    """Stands in for a loaded function of three matrices and their sizes."""
-
     attributes: dict[str, int] = {}  # noqa: RUF012
     params: bytearray
 
@@ -80,7 +78,6 @@ def stand_in(patch: Any) -> "HostDriver":
 
 
 def main(path: str) -> None:
-    """Serve, and print the outcome."""
     RefusingFinder().install()
     import pytest
     import torch

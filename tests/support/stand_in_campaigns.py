@@ -46,7 +46,6 @@ def result(problem: Problem) -> Record:
 
 
 def algorithm(index: int) -> Config:
-    """An algorithm of the vendor's library."""
     return Config(f"Cijk_{index}", 0, 0, 0, 1, 1, 0, 0, (("index", index), ("version", 7)), "blaslt")
 
 
@@ -58,8 +57,6 @@ def stored(problem: Problem, index: int, us: float = 5.0, **other: Any) -> Recor
 
 @dataclass
 class Rig:
-    """A campaign whose tuning is a stand-in."""
-
     place: Path
     tuned: list[int] = field(default_factory=list)
     fails: tuple[int, ...] = ()

@@ -42,7 +42,6 @@ def records(fp8: str = "fp8e4m3fn") -> dict[str, Record]:
 
 
 def problems(fp8: str) -> dict[str, Problem]:
-    """Of the records."""
     from tritongemm.plugins import registry
     from tritongemm.plugins.contracts import Family
 

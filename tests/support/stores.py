@@ -1,5 +1,3 @@
-"""A store of three problems, and what the tests of it write and read back."""
-
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -54,7 +52,6 @@ def merged(path: Path, *records: Record, order: Sequence[Problem] = (), **how: A
 
 
 def journal_of(path: Path) -> Path:
-    """The journal of an output."""
     return path.with_name(path.name + ".journal")
 
 
@@ -82,7 +79,6 @@ def known(store: Store) -> list[tuple[str, str]]:
 
 
 def written(path: Path) -> bytes:
-    """A journal of every kind of line."""
     with take(path) as store:
         for number, problem in enumerate((ONE, TWO, THREE)):
             store.add_trials(problem, [trial(number), trial(number + 10, status="timeout", samples=(), reason="né")])

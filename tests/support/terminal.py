@@ -1,5 +1,3 @@
-"""Commands on a terminal, and what a person finds on its screen and above it."""
-
 import fcntl
 import os
 import pty

@@ -1,5 +1,3 @@
-"""Profilers' libraries that stand in for a vendor's, and their timers' clocks on them."""
-
 import atexit
 import ctypes
 import shutil
@@ -43,7 +41,6 @@ class Playback:
         self.record(name, self.count, start, self.now)
 
     def record(self, name: str, order: int, start: int, end: int) -> None:
-        """Record a kernel's name, its order, and when it started and ended."""
         if self.kind == "cupti":
             kept = self.known.setdefault(name, ctypes.create_string_buffer(name.encode()))  # CUPTI keeps names alive
             self.library.fake_launch(kept, start, end, order)
@@ -78,14 +75,6 @@ class PlayedGraph:
 
 @dataclass(frozen=True)
 class Profiled:
-    """A profiler's clock on its stand-in.
-
-    Attributes:
-        clock: made as the GPU's process makes it.
-        gpu: what it watches.
-        library: the stand-in.
-    """
-
     clock: Clock
     gpu: Playback
     library: ctypes.CDLL

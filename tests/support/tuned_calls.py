@@ -1,5 +1,3 @@
-"""Shared by tests: the call of a problem, with the operands that tuning would measure it with."""
-
 from functools import partial
 
 import torch

@@ -109,11 +109,9 @@ class DamagedFiles(Campaign):
         self.name, self._file, self._make, self._read = name, file, texts, read
 
     def prepare(self, folder: Path) -> None:
-        """Make the texts."""
         self._texts = self._make()
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Damage one and read it."""
         path = folder / self._file
         path.write_bytes(damaged(rng.choice(self._texts), rng))
         return self._read(path)
@@ -169,7 +167,6 @@ class HostileRows(Campaign):
     name = "hostile rows"
 
     def prepare(self, folder: Path) -> None:
-        """A row of a result, by its keys."""
         self._row: dict[str, Any] = yaml.safe_load(results_format().write([record(ONE)]))[0]
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:

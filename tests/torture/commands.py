@@ -72,7 +72,6 @@ class Command:
 
     @property
     def process_id(self) -> int:
-        """The number of the command's process."""
         return self._process.pid
 
     def end(self, limit_s: float = LIMIT_SECONDS) -> Ended:

@@ -30,8 +30,6 @@ _MARKER = "TRITONGEMM_TORTURE"  # a variable that every process of a try inherit
 
 @dataclass(frozen=True)
 class Job:
-    """A command, and the files that an undisturbed run of it leaves."""
-
     module: str
     argv: tuple[str, ...]
     results: tuple[str, ...] = ()  # paths of files that must be equal however often it was disturbed
@@ -86,13 +84,11 @@ class Undisturbed:
         return self._folder
 
     def new(self, folder: Path) -> Path:
-        """A folder with the files that a try starts from."""
         shutil.copytree(self._place / "start", folder, dirs_exist_ok=True)
         (folder / "tmp").mkdir()
         return folder
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables of a command that runs in a folder."""
         return {"TRITONGEMM_CACHE": str(self._place / "cache"), "TMPDIR": str(folder / "tmp"), _MARKER: str(folder)}
 
 

@@ -1,5 +1,3 @@
-"""Damage to the bytes of a file, drawn at random."""
-
 import random
 from collections.abc import Callable
 

@@ -1,5 +1,3 @@
-"""Values that files and command lines should not hold, drawn at random."""
-
 import random
 
 _TEXTS = (

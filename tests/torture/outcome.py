@@ -1,5 +1,3 @@
-"""What a try can come to, and how tries are counted."""
-
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,12 +17,9 @@ class TortureFailure(AssertionError):
 
 @dataclass
 class Tally:
-    """The counts of one campaign."""
-
     outcomes: Counter[Outcome] = field(default_factory=Counter)  # tries that came to each
     failures: list[str] = field(default_factory=list)  # what each failed try says
 
     @property
     def tried(self) -> int:
-        """The number of tries."""
         return sum(self.outcomes.values()) + len(self.failures)

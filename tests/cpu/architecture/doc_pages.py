@@ -29,8 +29,6 @@ _VARIABLE = re.compile(rf"\b(?:TRITONGEMM_[A-Z_]+|AITER_[A-Z_]+|{_OTHERS})\b")
 
 @dataclass(frozen=True)
 class Mention:
-    """Something that a page names."""
-
     page: str  # its path from the root
     line: int
     text: str
@@ -40,7 +38,6 @@ class Mention:
 
 
 def links(text: str) -> Iterator[tuple[int, str]]:
-    """Targets of all links outside of code, with their lines."""
     prose = _SPAN.sub(_blank, _FENCE.sub(_blank, text))
     for match in _LINK.finditer(prose):
         yield _line(text, match.start()), match["target"]
@@ -87,17 +84,14 @@ def prose(text: str) -> list[str]:
 
 
 def mentioned_paths(page: str, text: str) -> Iterator[Mention]:
-    """Paths from the root that a page's code names."""
     yield from _mentions(page, text, _PATH)
 
 
 def mentioned_modules(page: str, text: str) -> Iterator[Mention]:
-    """Modules and their members that a page's code names."""
     yield from _mentions(page, text, _MODULE)
 
 
 def mentioned_options(page: str, text: str) -> Iterator[Mention]:
-    """Command-line options that a page's code names."""
     yield from _mentions(page, text, _OPTION)
 
 
@@ -149,7 +143,6 @@ def parser_options(file: Path) -> set[str]:
 
 
 def dashed(option: str) -> str:
-    """An option with ``-`` for ``_``, which commands take alike."""
     return option.replace("_", "-")
 
 
@@ -164,5 +157,4 @@ def _line(text: str, position: int) -> int:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """As many lines, with nothing in them."""
     return re.sub(r"[^\n]", " ", match[0])

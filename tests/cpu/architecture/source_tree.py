@@ -30,13 +30,11 @@ FILES = dict(_files())  # where a package and a module have the same name, the p
 
 @cache
 def syntax(path: Path) -> ast.Module:
-    """The parsed text of a file."""
     return ast.parse(path.read_text(), str(path))
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Every node of a file's syntax."""
     return tuple(ast.walk(syntax(path)))
 
 
@@ -120,7 +118,6 @@ def plugin_folders() -> dict[str, set[Path]]:
 
 
 def template_names() -> set[str]:
-    """Names of the kernel templates."""
     return {path.stem for path in (TEMPLATES / "kernels").glob("*.j2") if not path.stem.startswith("_")}
 
 

@@ -1,5 +1,3 @@
-"""The documentation names nothing that is not there: links, paths, modules, options, variables, keys and tables."""
-
 import argparse
 import ast
 import re
@@ -78,7 +76,6 @@ def _all_options() -> set[str]:
 
 @cache
 def _command_options() -> set[str]:
-    """The options of all subcommands."""
     parsers, found = [subcommands.full_parser()], set[str]()
     while parsers:
         parser = parsers.pop()
@@ -93,7 +90,6 @@ def _is_option(text: str, known: set[str]) -> bool:
 
 
 def _variables() -> set[str]:
-    """Environment variables that the one file that reads them names."""
     tree = ast.parse(SETTINGS.read_text())
     names = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     return {n for n in names if re.fullmatch(r"[A-Z][A-Z_]+", n)}
@@ -194,7 +190,6 @@ def test_the_checks_see_what_is_wrong() -> None:
 
 
 def test_the_page_of_templates_has_every_fact() -> None:
-    """The tables of keys are those of a template's header, in any order."""
     rows = re.findall(r"^\| (`.*?) \|", (DOCS / "plugins/template.md").read_text(), re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     header = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names", "inherit"}

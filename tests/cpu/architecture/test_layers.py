@@ -148,7 +148,6 @@ def test_a_package_can_be_drawn() -> None:
 
 
 def test_what_is_of_the_system_knows_no_noun() -> None:
-    """Files, locks and settings know the package's errors and nothing else of it."""
     of_the_system = {line.imported for module in FILES if place(module) == "system" for line in imports(module)}
     assert {name for name in of_the_system if place(name) != "system"} == {f"{PACKAGE}.core.errors"}
 
@@ -204,7 +203,6 @@ for name in sys.argv[1:]:
 
 
 def test_every_subcommand_answers(tmp_path: Path) -> None:
-    """--help is quick, names no module that is not there, and fits the terminal."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     command = [sys.executable, "-c", OPEN, *COMMANDS]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)

@@ -1,5 +1,3 @@
-"""Pages that are made from the program are as it would make them now."""
-
 import re
 import shlex
 

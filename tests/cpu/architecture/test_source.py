@@ -1,5 +1,3 @@
-"""What holds for every source file: short, names that mean one thing, the environment read in one place."""
-
 import ast
 import builtins
 import importlib
@@ -170,7 +168,6 @@ def test_no_test_climbs_out_of_the_repository() -> None:
 
 
 def test_no_file_names_a_machine() -> None:
-    """The project speaks of itself alone: no path or host of a developer's machine."""
     machine = re.compile(r"(?<![\w.])/(work|root|mnt|Users/\w+|home/(?!someone)\w+)/\w+|\b\w+\.internal\b")
     offenders = set()
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
@@ -196,7 +193,6 @@ for place, script in enumerate(sys.argv[1:]):
 
 @pytest.mark.parametrize("scripts", [BENCHMARKS[:2], heavy(BENCHMARKS[2:])], ids=len)
 def test_benchmarks_run_from_a_checkout(scripts: list[Path], tmp_path: Path) -> None:
-    """From any folder, without an install."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = forked.run(["-c", ASK_FOR_HELP, *map(str, scripts)], tmp_path, environment, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,3 @@
-"""What tests of backends share: the stand-in of the vendor's library."""
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Assembly kernels: parameter blocks byte by byte, the sizes they fit, and what is reported of a wrong object."""
-
 import json
 import re
 import shutil
@@ -207,7 +205,6 @@ def test_problems_a_kernel_can_not_compute(problem: Problem, reason: str, /, tmp
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OwnKernel]:
-    """One of our own kernels for each architecture."""
     made = dict[str, OwnKernel]()
     for name, options in (("gfx942", "__kpack1__matrix_instr_nonkdim16__waves_per_eu0"), ("sm90", "")):
         facts, folder = target_files.load_target(name), tmp_path_factory.mktemp(name)

@@ -1,5 +1,3 @@
-"""Manifests of assembly kernels: every spelling of the columns, and what is reported of a bad one."""
-
 import os
 from pathlib import Path
 

@@ -38,7 +38,6 @@ def peek(library: blaslt_library.Library, name: str) -> int:
 
 
 def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """A, B, the bias if there is one, and a C to write."""
     torch.manual_seed(0)
     lead = (problem.batch,) if problem.batch > 1 else ()
 
@@ -55,7 +54,6 @@ def expected(problem: Problem, a: torch.Tensor, b: torch.Tensor, bias: torch.Ten
 
 
 def named(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> Operands:
-    """The operands as backends take them."""
     return {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
 
 

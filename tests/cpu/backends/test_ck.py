@@ -1,5 +1,3 @@
-"""CK instances: their space, their text, and where CK and a compiler are at hand, their kernels on an emulated GPU."""
-
 import json
 import re
 import struct
@@ -173,7 +171,6 @@ def test_pipeline_5_reads_along_k_only_and_bundles_hold_a_code_for_each_gpu() ->
 
 @pytest.mark.parametrize(("facts", "dtype"), [(GFX942, "fp8e4m3fnuz"), (GFX950, "fp8e4m3fn")])
 def test_block_scales_have_instances_of_their_own(facts: Target, dtype: str) -> None:
-    """Those that were compiled and run in an emulator are among them."""
     problem = scaled_operands.problem(33, 272, 1024, scaled_operands.PAIRS["block, A in rows"], dtype)
     names = {c.name for c in ck.candidates(problem, facts, everything=True)}
     one, two = (BLOCK_SCALED.format(*numbers) for numbers in ((32, 64, 1, 2, 16), (64, 128, 3, 2, 32)))
@@ -292,7 +289,6 @@ def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)
 @pytest.mark.heavy
 @pytest.mark.parametrize("arch", ck_module.ARCHS)
 def test_a_kernel_runs_as_its_host_code_launches_it(tmp_path: Path, arch: str) -> None:
-    """Compiled here, its launch recorded from its own host code, and executed where an emulator is at hand."""
     bias = ["--bias-vector", "n"] if arch == "gfx950" else []
     path = plan(tmp_path, "--target", arch, "--config", SMALL, "-col_b", *bias)
     data = json.loads(path.read_text())

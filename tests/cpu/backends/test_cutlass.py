@@ -1,5 +1,3 @@
-"""CUTLASS instances: their space, their text and their calls; and host calls of a small library."""
-
 import ctypes
 import hashlib
 import shutil

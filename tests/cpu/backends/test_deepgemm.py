@@ -31,7 +31,6 @@ BLOCKS = ["block, A in groups", "block, A in rows", "block, A padded"]
 
 @pytest.fixture
 def deep_gemm(monkeypatch: Patch) -> Iterator[Any]:
-    """The package's stand-in, installed until the test ends."""
     module: Any = ModuleType("deep_gemm")
     module.__spec__ = ModuleSpec("deep_gemm", None)
     module.__version__, module.overlaps, module.switched = "2.6.1", False, []

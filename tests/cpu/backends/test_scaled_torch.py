@@ -1,5 +1,3 @@
-"""Others' products against float64: PyTorch's batched and scaled ones, and those by int4."""
-
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -175,7 +173,6 @@ def test_which_function_a_generated_module_calls_and_why_none() -> None:
 
 @each("rows", [5, 12])
 def test_batches_that_pytorch_has_no_function_for(rows: int) -> None:
-    """Of int8 it wants more than 16 rows."""
     problem = replace(
         BATCH, m=rows, n=8, k=8, a=BATCH.a._replace(dtype="int8"), b=BATCH.b._replace(dtype="int8"), c=Operand("int32")
     )

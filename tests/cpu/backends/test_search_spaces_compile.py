@@ -55,7 +55,6 @@ def front_end_alone(monkeypatch: Patch) -> None:
 
 
 def refusal(config: Config, problem: Problem, target: Target) -> str:
-    """Why the front end refuses a config's kernel; "" where it does not."""
     try:
         return TRITON.compile(TRITON.compile_job(config, problem, target))[0].reason
     except FrontEndPassed:
@@ -78,7 +77,6 @@ def problems(target: Target) -> list[Problem]:
 def problem_of(
     target: Target, family: str, dtype: str, scales: str, layout: str, bias: str, kind: str, size: tuple[int, int, int]
 ) -> Problem | None:
-    """The problem with these properties, or None where there is none, or no kernel for it on a target."""
     rows_a, rows_b = (side == "T" for side in layout)
     given = {"row_major_a": rows_a, "row_major_b": rows_b, "bias": bias, "scales": scales, **KINDS[kind]}
     try:

@@ -192,7 +192,6 @@ def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: Pa
     ids=lambda problem: problem.key,
 )
 def test_what_is_tried(name: str, target: Any, problem: Problem) -> None:
-    """What the server runs today comes first; tiles of many shapes are among the first of the others."""
     tried = backend(name).list_candidates(problem, target)
     assert (tried[0].block_n, tried[0].block_k) in ((128, 128), (64, 128)) and len(set(tried)) == len(tried) > 16
     assert all(c.backend == name and backend(name).check(c, problem, target) for c in tried)

@@ -1,5 +1,3 @@
-"""Triton's binaries: what they depend on, what a compiler assumes, and its front end without repeated work."""
-
 import inspect
 import os
 import warnings

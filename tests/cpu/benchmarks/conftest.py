@@ -1,5 +1,3 @@
-"""Scripts of benchmarks/ are imported by their names."""
-
 from collections.abc import Iterator
 
 import pytest

@@ -20,7 +20,6 @@ RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"
 
 @pytest.fixture(scope="module")
 def scripts() -> tuple[ModuleType, ModuleType]:
-    """replay_tables and compare_strategies."""
     return importlib.import_module("replay_tables"), importlib.import_module("compare_strategies")
 
 

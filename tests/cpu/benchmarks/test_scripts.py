@@ -1,5 +1,3 @@
-"""Scripts of benchmarks/ where no GPU is needed: their figures, files and stand-ins for runs."""
-
 import importlib
 import math
 import os
@@ -204,7 +202,6 @@ print("near")
 
 @pytest.mark.heavy  # it interprets kernels; the public calls are quick
 def test_products_that_want_room_between_experts_compute_the_same() -> None:
-    """The kernels around them are interpreted."""
     folders = os.pathsep.join(map(str, (ROOT / "benchmarks", ROOT)))
     program = ["-c", PADDED_CALLS % (TOKENS, EXPERTS, TOPK, HIDDEN, INNER)]
     ran = forked.run(program, ROOT, {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": folders})

@@ -1,5 +1,3 @@
-"""benchmarks/side_by_side.py where no GPU is needed: figures from rows, tables, resuming, refusals."""
-
 import importlib
 import json
 import os

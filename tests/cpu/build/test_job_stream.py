@@ -1,5 +1,3 @@
-"""Jobs that are built while others are still being made, and compilers on other hosts."""
-
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -171,7 +169,6 @@ def test_a_kernel_that_is_compiled_away_is_in_this_hosts_cache(
 
 
 def test_what_is_lost_away_is_compiled_here(pool: ClusterBuildPool, ray: fake_ray.FakeRay, monkeypatch: Patch) -> None:
-    """And nothing more is sent there."""
     here = builds_here(pool, monkeypatch)
     ray.lost.add("away")
     assert [a.status for a in pool.stream([cluster_job()])] == ["ok"] and here == [cluster_job()]

@@ -1,5 +1,3 @@
-"""Compiling: a config that crashes or hangs the compiler costs itself; nothing is compiled twice."""
-
 import hashlib
 import json
 import random
@@ -134,7 +132,6 @@ def test_failures_are_not_cached(tmp_path: Path) -> None:
 
 
 def test_no_process_starts_before_there_is_a_job_for_it(tmp_path: Path) -> None:
-    """However many are allowed."""
     with closing(compiler(tmp_path / "cache", jobs=10**6)) as made:
         assert made._children == [] and [built.status for built in made.stream([job(1)])] == ["ok"]
         assert len(made._children) == 1
@@ -178,7 +175,6 @@ def test_who_compiles_the_same_later_gets_what_is_there(tmp_path: Path) -> None:
 
 
 def edited(text: str, **changes: object) -> bytes:
-    """Facts of an entry with other values, whose own hash is right."""
     built = {**json.loads(text), **changes}
     built.pop("sha256")
     own = hashlib.sha256(json.dumps(built, sort_keys=True).encode()).hexdigest()

@@ -1,5 +1,3 @@
-"""A campaign's benchmark in new processes, and the filter of what it measured."""
-
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -204,8 +202,6 @@ def test_results_of_another_device(tmp_path: Path) -> None:
 
 @dataclass
 class Reporting:
-    """What the stages need of a campaign."""
-
     folder: Path
     said: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -213,17 +209,14 @@ class Reporting:
 
     @contextmanager
     def open_tools(self, what: str) -> Iterator[MeasuringTools]:
-        """One device."""
         assert what == "the benchmark"
         with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool:
             yield MeasuringTools(MACHINE, [self.device], pool, MeasureProtocol())
 
     def say(self, text: str) -> None:
-        """Keep it."""
         self.said.append(text)
 
     def fail(self, text: str) -> None:
-        """Keep it."""
         self.failed.append(text)
 
 
@@ -246,7 +239,6 @@ def test_what_could_not_be_compared_is_a_failure_and_tried_again(tmp_path: Path)
 
 
 def test_what_is_kept_is_a_library(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Another filter that keeps nothing leaves none."""
     reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
     benchmark_stage.run(reported)
     run_filter(reported.folder, reported.say)

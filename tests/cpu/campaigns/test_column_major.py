@@ -1,5 +1,3 @@
-"""Calls of libraries as problems: axes, layouts, and what no problem of ours is."""
-
 from dataclasses import replace
 
 from tests.support.call_logs import line
@@ -11,7 +9,6 @@ from tritongemm.plugins.contracts.call_logs import LoggedCall
 
 
 def call(**changes: object) -> LoggedCall:
-    """The call of a row of a profile."""
     (row,) = registry.get(CallLog, "hipblaslt_profile").read(line(**changes)).rows  # type: ignore[arg-type]
     return row.call
 

@@ -1,5 +1,3 @@
-"""The stage of configs: weights, the threshold, tables, a config a GEMM and its script."""
-
 import csv
 import os
 import shutil
@@ -37,15 +35,12 @@ def example() -> str:
 
 
 class Timed(FakeEvaluator):
-    """Times the baseline by M; counts how often it did, and may fail for some M."""
-
     def __init__(self, seconds: dict[int, float], fails: Sequence[int] = ()) -> None:
         super().__init__()
         self.by_m, self.fails = seconds, fails
         self.timed: list[int] = []
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """A race of the baseline alone."""
         assert not artifacts and baseline == "torch"
         self.timed.append(problem.m)
         if problem.m in self.fails:
@@ -56,8 +51,6 @@ class Timed(FakeEvaluator):
 
 @dataclass
 class Rig:
-    """A campaign on stand-ins of devices."""
-
     folder: Path
     evaluators: Sequence[Evaluator] = ()
     said: list[str] = field(default_factory=list)
@@ -227,7 +220,6 @@ def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_vanishes_is_given_up(tmp_path: Path) -> None:
-    """The others measure what it failed at."""
     many = {m: 1e-6 * m for m in range(1, 21)}
     lost, good = Timed({}, fails=list(many)), Timed(many)
     rig = Rig(tmp_path, [lost, good])

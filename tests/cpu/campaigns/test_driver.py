@@ -1,5 +1,3 @@
-"""The stages of a campaign in their order: done once, resumed, refused where they do not belong together."""
-
 import re
 from contextlib import nullcontext
 from dataclasses import replace

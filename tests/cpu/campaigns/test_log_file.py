@@ -1,5 +1,3 @@
-"""Logs of any size and encoding are read in pieces, whose calls add up."""
-
 import bz2
 import gzip
 import json
@@ -32,7 +30,6 @@ COUNTS = {16: 3, 32: 1, 48: 1}
 
 
 def in_container(text: str, ends: bool = True) -> str:
-    """The text as Docker keeps it."""
     more = {"stream": "stderr", "time": "2026-05-04T15:08:47.123456789Z"}
     lines = [json.dumps({"log": one} | more, separators=(",", ":")) for one in text.splitlines(keepends=True)]
     return "\n".join(lines) + "\n" * ends

@@ -1,5 +1,3 @@
-"""What a campaign gained: the arithmetic and the files."""
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Two campaigns' results as one file: who disagrees races again, else the recorded times decide."""
-
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -75,8 +73,6 @@ def tools(*gpus: FakeEvaluator, pool: BuildPool) -> MeasuringTools:
 
 @pytest.fixture
 def raced(tmp_path: Path) -> Callable[..., list[Record | Support]]:
-    """Races conflicts on stand-ins for GPUs, and keeps what comes of them."""
-
     def race(conflicts: Sequence[Conflict], *gpus: FakeEvaluator) -> list[Record | Support]:
         with closing(BuildPool(ArtifactCache(settings.cache_folder()), jobs=1)) as pool:
             measuring = tools(*gpus, pool=pool)

@@ -1,5 +1,3 @@
-"""What a log says a job called: counts, kinds of lines, faults, other architectures, and captured workloads."""
-
 from pathlib import Path
 
 import hypothesis
@@ -31,7 +29,6 @@ def counts(workload: JobWorkload) -> dict[str, float]:
 
 
 def test_processes_runs_and_rows_that_differ_in_what_changes_nothing_add_up(log: Path) -> None:
-    """Rows of several processes, mixed with other output, and two logs one after the other."""
     text = f"loading\n(rank 1) {line(count=3)}{line(n=113)}[rank0]: {line(count=4)}"
     entire = read(log, text)
     assert counts(entire) == {"109x16032x16384_bf16_TN": 7, "113x16032x16384_bf16_TN": 1}
@@ -262,7 +259,6 @@ def test_whatever_a_log_holds_is_reported_in_a_line(log: Path, data: st.DataObje
 
 
 def test_what_a_capture_left_out_is_reported(log: Path) -> None:
-    """With its share where its sizes are known."""
     size = '"M": %d, "N": 64, "K": 32, "rowMajorA": "T", "rowMajorB": "N", "dtype_a": "%s", "dtype_b": "bf16", '
     size += '"dtype_c": "bf16", "bias": "none", "family": "dense"'
     left = size % (16, "complex64") + ', "reason": "there are no kernels for complex64", "operation": "mm"'

@@ -1,5 +1,3 @@
-"""What options may say, in every command that has them, and what they ask for."""
-
 import argparse
 import json
 import os
@@ -104,7 +102,6 @@ TINY = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The folder of a model."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     return tmp_path
 
@@ -125,7 +122,6 @@ def test_sizes_are_printed_and_nothing_is_tuned(model: Path, capsys: Capsys, mon
 
 @pytest.mark.usefixtures("without_gpu")
 def test_its_sizes_are_tuned(model: Path) -> None:
-    """All the way, up to the modules."""
     argv = ["--model_dir", str(model), "--nsets", "1", "--target", "gfx1100", "--generate_only", "--budget", "1"]
     assert tune.main([*argv, "-o", str(model / "out.yaml"), "--num_threads", "1"]) == 0
     assert len(list((model / "out_kernels").glob("generated_kernel_1_*.py"))) == 4

@@ -1,5 +1,3 @@
-"""`tritongemm.autotune` on a machine without a GPU and on a stand-in for one, and the results that it returns."""
-
 import re
 import subprocess
 import sys
@@ -153,7 +151,6 @@ def test_what_can_not_be_tuned(asked: Any, more: dict[str, Any], complaint: str,
 
 
 def test_the_example_of_the_page_runs(monkeypatch: Patch) -> None:
-    """At smaller sizes."""
     monkeypatch.setattr(tritongemm, "autotune", autotune)
     text = (ROOT / "docs/how-to/python.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

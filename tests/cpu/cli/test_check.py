@@ -1,5 +1,3 @@
-"""`tritongemm check`: what holds, and repairs that leave the rest as it is."""
-
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +55,6 @@ def results(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: Patch) -> FakeEvaluator:
-    """A GPU that is as fast as a tile is small."""
     evaluator = FakeEvaluator(baseline_seconds=3e-5, rounds=9)
 
     @contextmanager

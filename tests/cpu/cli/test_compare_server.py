@@ -1,5 +1,3 @@
-"""A server without and with a table: what is printed and written, what is refused, and that no process is left."""
-
 import json
 import os
 import re

@@ -1,5 +1,3 @@
-"""Results written in another tool's format, and files merged, whatever happens meanwhile."""
-
 import os
 import signal
 import threading

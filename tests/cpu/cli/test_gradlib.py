@@ -1,5 +1,3 @@
-"""The flags of gradlib's and AITER's tuners, as requests, and a run with them."""
-
 from pathlib import Path
 
 import pytest
@@ -29,7 +27,6 @@ def untuned(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 @pytest.fixture
 def requests(tmp_path: Path, monkeypatch: Patch) -> list[TuneRequest]:
-    """The requests that were run."""
     monkeypatch.chdir(tmp_path)
     called: list[TuneRequest] = []
 

@@ -1,5 +1,3 @@
-"""`tritongemm lookup`: which row serves a call, without a GPU."""
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""`tritongemm optimize` from end to end on a machine without a GPU, and what it survives."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""`--print_sizes`: the sizes that a run would tune, and each row that it would not, with the reason."""
-
 from pathlib import Path
 
 import pytest
@@ -71,7 +69,6 @@ def test_a_workloads_sizes_are_those_of_its_tables(capsys: Capsys) -> None:
 
 
 def test_a_file_without_sizes_is_refused_as_is_one_of_which_none_is_left(capsys: Capsys) -> None:
-    """Of the command line, and of a workload."""
     Path("sizes.yaml").write_text(SIZES.splitlines()[1])
     for argv in (["-m", "1", "-n", "2", "-k", "3", "-dtype_a", "fp8e4m3fn"], ["--workload", "sizes.yaml"]):
         assert tune.main([*argv, "--target", "gfx942", "--print_sizes"]) == 2

@@ -1,5 +1,3 @@
-"""A report from the command line: what is read, what is refused, and what is reported."""
-
 import os
 import subprocess
 import sys
@@ -101,7 +99,6 @@ def test_shipped_tables_are_those_of_this_memory(tmp_path: Path, monkeypatch: Pa
 
 @drawn
 def test_a_campaign_weighs_by_its_log(tmp_path: Path, capsys: Capsys) -> None:
-    """Of its folder the merged results count, and how the tuning went."""
     folder, output = tmp_path / "tunings", tmp_path / "report.html"
     folder.mkdir()
     (folder / "campaign.json").write_text("{}", encoding="utf-8")

@@ -20,7 +20,6 @@ TABLE = ["--for", "vllm", "-n", "6144", "-k", "4096", "--family", "a8w8_blocksca
 
 
 def choose(words: list[str], machine: Machine = H200, dtype: str = "") -> tuple[str, str]:
-    """The backend that races, and what is said of it."""
     request, said = tune.read_request(options.parse(words)), list[str]()
     defaults = Defaults.of(dtype, family="a8w8_blockscale")
     rows: list[FormatRow] = servers.server_format("vllm").list_sizes(6144, 4096, defaults, 1, (1, 16))
@@ -56,7 +55,6 @@ class ScriptedEvaluator(FakeEvaluator):
         super().__init__("sm90", baseline_seconds=1e-6)
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """The first competitors."""
         library = registry.get(LibraryBackend, backend)
         assert isinstance(library, ServerBackend)
         return library.list_candidates(problem, self.target)[:limit]

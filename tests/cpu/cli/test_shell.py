@@ -1,5 +1,3 @@
-"""The way into every command and out: exit statuses, signals, and streams that take no text or no more of it."""
-
 import errno
 import os
 import signal
@@ -68,7 +66,6 @@ def test_the_folder_for_temporary_files_is_named(capsys: Capsys, tmp_path: Path)
 
 
 def started(folder: Path, text: str, streams: str = "", **variables: str) -> subprocess.Popen[str]:
-    """A process whose command is `text`, started as commands are; `streams` redirects its streams."""
     (folder / "command.py").write_text(f"{IMPORTS}{text}")
     env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **variables}
     line = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", RUN]
@@ -146,7 +143,6 @@ def signalled(process: subprocess.Popen[str], *numbers: int) -> tuple[int, str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("text", [f"{MAIN}{READY}{SLEEPS}", "print('ready', flush=True)\ntime.sleep(60)\n"])
 def test_a_signal_ends_a_command_with_130(tmp_path: Path, number: signal.Signals, text: str) -> None:
-    """While it works, and while it is imported."""
     assert signalled(started(tmp_path, text), number) == (130, "interrupted\n")
 
 

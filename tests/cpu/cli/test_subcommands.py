@@ -1,5 +1,3 @@
-"""The command `tritongemm`: its version, mistyped words, scripts of shells, and examples of docstrings."""
-
 import doctest
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from tritongemm.measure.offline_evaluator import OfflineEvaluator
 
 
 def ended(monkeypatch: Patch, *words: str) -> object:
-    """The exit status of the command."""
     monkeypatch.setattr(sys, "argv", ["/usr/bin/tritongemm", *words])
     with pytest.raises(SystemExit) as end:
         subcommands.main()

@@ -1,5 +1,3 @@
-"""The command from end to end on a machine without a GPU, and what it refuses."""
-
 import json
 import os
 import shutil
@@ -33,8 +31,6 @@ SEARCH = ("--target", "gfx1100", "--budget", "3", "--num_threads", "1")
 
 @dataclass(frozen=True)
 class Tuned:
-    """One finished run."""
-
     folder: Path
     argv: list[str]
     status: int
@@ -52,7 +48,6 @@ class Tuned:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory, without_gpu: None) -> Tuned:
-    """The uninterrupted run of the sizes file that other tests compare with."""
     import contextlib
     import io
 
@@ -135,7 +130,6 @@ def test_modules_that_another_run_kept_stay(tuned: Tuned, tmp_path: Path, monkey
 
 
 def journal_of(folder: Path) -> list[dict[str, Any]]:
-    """Complete lines of a journal."""
     path = folder / "out.yaml.journal"
     text = path.read_bytes() if path.exists() else b""
     return [json.loads(x) for x in text[: text.rfind(b"\n") + 1].splitlines()]
@@ -153,7 +147,6 @@ def test_one_size_by_default(tmp_path: Path, monkeypatch: Patch, capsys: Capsys)
 
 
 def table(out: str) -> dict[str, list[str]]:
-    """Rows of a printed table by their first column."""
     return {row[0]: row[1:] for row in map(str.split, out.splitlines()) if row}
 
 

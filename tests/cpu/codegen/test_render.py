@@ -1,5 +1,3 @@
-"""Generated modules: light to import, right in every template, layout and dtype, and honest when run by themselves."""
-
 import ast
 import itertools
 import os
@@ -83,7 +81,6 @@ def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
 
 
 def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The message names the file, the key, and those that a header can have."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "toy.j2").write_text("{#---\nsummary: a toy\ngrid: [1, 1, 1]\noverlap: [ahead]\n---#}\n")
     monkeypatch.setattr(template_facts, "TEMPLATES", tmp_path)
@@ -210,7 +207,6 @@ def test_a_grid_is_written_down_once(m: int, n: int, k: int, config: Config) -> 
 
 
 def geometries(made: dict[str, object] = {}) -> dict:  # type: ignore[type-arg]  # noqa: B006 (made once)
-    """The geometry functions of a generated module, without importing Triton."""
     if not made:
         tree = ast.parse(text_of(Problem(1, 16, 16), [*POINTERS, *DESCRIBED, *GLUON], SM90))
         tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("geometry_")]
@@ -221,8 +217,6 @@ def geometries(made: dict[str, object] = {}) -> dict:  # type: ignore[type-arg] 
 
 @dataclass(frozen=True)
 class Runs:
-    """Modules run by themselves: what each printed and its exit status."""
-
     right: subprocess.CompletedProcess[str]
     others: subprocess.CompletedProcess[str]
 

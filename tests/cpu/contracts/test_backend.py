@@ -1,5 +1,3 @@
-"""Every backend keeps the contract, and so does the toy that docs/plugins shows."""
-
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +22,6 @@ OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 
 
 def example_backend() -> KernelBackend:
-    """The toy as the registry would give it."""
     backend = ToyBackend()
     backend.name = "toy"
     return backend
@@ -44,13 +41,11 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> BuildInputs:
 
 @cache
 def list_candidates(name: str, problem: Problem, target: Target, inputs: BuildInputs) -> list[Config]:
-    """What a backend tries, listed once for all tests."""
     return KERNELS[name].candidates(problem, target, inputs)
 
 
 @pytest.fixture
 def inputs(manifest: BuildInputs) -> BuildInputs:
-    """What compiling may need beside a config."""
     return manifest
 
 

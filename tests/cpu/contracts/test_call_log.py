@@ -1,5 +1,3 @@
-"""What every reader of logs must do: each plug-in of campaigns/logs, and the toy that docs/plugins shows."""
-
 from collections import Counter
 
 import hypothesis

@@ -66,7 +66,6 @@ def evaluator(request: pytest.FixtureRequest) -> Iterator[Evaluator]:
 
 @each("made", CLASSES)
 def test_it_is_called_as_the_contract_says(made: type[Evaluator]) -> None:
-    """By the same names of arguments."""
     for name, method in vars(Evaluator).items():
         if getattr(method, "__isabstractmethod__", False):
             assert list(inspect.signature(getattr(made, name)).parameters) == list(inspect.signature(method).parameters)

@@ -1,5 +1,3 @@
-"""What every family must do: each plug-in of numerics/families, and the toy that docs/plugins shows."""
-
 from dataclasses import replace
 
 import pytest
@@ -63,7 +61,6 @@ def test_what_is_not_computed_is_refused(
 def test_its_operands_are_those_of_the_problem_with_b_in_any_order(
     family: Family, problem: Problem, target: Target
 ) -> None:
-    """Which says nothing about the numbers."""
     operands = family.make_inputs(problem, "cpu")
     assert set(operands) == {"a", "b", *(e.name for e in problem.extras)}
     assert operands["a"].shape == (problem.m, problem.k // problem.a.type.packed)

@@ -1,5 +1,3 @@
-"""What every file format must do: each plug-in of formats/, and the toy that docs/plugins shows."""
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What holds for every kernel source, the documented toy included, and that a file put beside them serves calls."""
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,7 +130,6 @@ def test_they_are_asked_in_the_order_of_their_ranks_and_the_last_serves_every_ca
 
 @pytest.fixture
 def gpu(monkeypatch: Patch) -> Dispatcher:
-    """The dispatcher of `mm` that takes the CPU for a GPU."""
     dispatcher = be_a_gpu(monkeypatch)
     dispatcher._devices[-1] = attach_device(dispatcher)  # what a tensor on the CPU says that its device is
     return dispatcher

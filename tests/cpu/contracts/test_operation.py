@@ -1,5 +1,3 @@
-"""The contract of operations: of each of this package, and of a toy, which is one file beside them."""
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +42,6 @@ def test_operands_are_those_of_the_schema(call: Call) -> None:
 
 @every_call
 def test_it_is_inferred_read_and_computed_alike(call: Call) -> None:
-    """On a CPU, and of tensors without memory."""
     operation, given = contract.bind(call.name, call.given, call.named)
     result = operation.fallback(operation.check(given))
     assert torch.equal(result, operation.fallback(operation.check(given)))

@@ -1,5 +1,3 @@
-"""What every order of scale factors must do: each plug-in of numerics/scale_layouts, and the documented toy."""
-
 import pytest
 import torch
 

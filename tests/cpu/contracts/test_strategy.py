@@ -1,5 +1,3 @@
-"""What every strategy must do: each plug-in of search/strategies, and the toy that docs/plugins shows."""
-
 from collections.abc import Callable
 from zlib import crc32
 
@@ -34,14 +32,12 @@ def crashes(config: Config) -> Trial:
 
 
 def noisy(config: Config) -> Trial:
-    """The larger the tile the faster, and some noise; one config of eight fails."""
     noise = crc32(config.name.encode())
     seconds = 1e-3 / (config.block_m * config.block_n) * (1 + noise % 100 / 1000)
     return Trial(config, "ok", samples=(seconds,)) if noise % 8 else crashes(config)
 
 
 def play(strategy: Strategy, plan: SearchPlan, budget: int, outcome: Outcome) -> list[list[Config]]:
-    """The batches that a strategy asks for."""
     search = strategy.search(plan, budget)
     batches = [next(search)]
     try:

@@ -1,5 +1,3 @@
-"""What every timer must do: each plug-in of measure/timers, and the toy that docs/plugins shows."""
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,13 +22,6 @@ LAUNCHES = 4
 
 @dataclass(frozen=True)
 class TimedGraphs:
-    """A clock, and graphs of `LAUNCHES` launches whose kernels take as many nanoseconds as they are given.
-
-    Attributes:
-        clock: of the timer.
-        graph: makes a graph.
-    """
-
     clock: Clock
     graph: Callable[[int], Any]
 
@@ -51,7 +42,6 @@ timer = each_with_toy(Timer, TOY)
 
 @pytest.fixture
 def bench(timer: Timer, profilers: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[TimedGraphs]:
-    """The timer's clock on what stands in for its device."""
     stand_ins = [kind for kind, (name, *_) in PROFILERS.items() if name == timer.name]
     with ExitStack() as stack:
         if isinstance(timer, ExternalTimer):

@@ -41,8 +41,6 @@ def call_of(name: str, rows: int = M) -> Call:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[misc]
-    """Keeps our operations that are called inside, with their arguments."""
-
     def __init__(self) -> None:
         super().__init__()
         self.called: list[tuple[Any, tuple[Any, ...]]] = []

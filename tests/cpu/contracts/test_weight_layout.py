@@ -1,5 +1,3 @@
-"""What every order of B must do: each plug-in of numerics/weight_layouts, and the toy that docs/plugins shows."""
-
 from dataclasses import replace
 
 import pytest

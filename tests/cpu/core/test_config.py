@@ -1,5 +1,3 @@
-"""Names of configs, parameters of launches, limits of a search, and texts of problems."""
-
 import json
 from dataclasses import replace
 from hashlib import sha256

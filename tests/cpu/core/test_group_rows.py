@@ -1,5 +1,3 @@
-"""How rows are spread over groups, and the problems that have groups."""
-
 from dataclasses import replace
 
 from hypothesis import given

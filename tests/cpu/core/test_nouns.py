@@ -1,5 +1,3 @@
-"""The nouns: what they refuse, and that they come back from JSON and from their names as they were."""
-
 import json
 import math
 from typing import Any
@@ -34,7 +32,6 @@ PROBLEMS = st.builds(
 
 
 def trials(statuses: tuple[str, ...], stages: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Trial]:
-    """Trials with `samples` samples."""
     return st.builds(
         Trial, config=CONFIGS, status=st.sampled_from(statuses), reason=WORDS,
         samples=st.lists(SECONDS, min_size=least, max_size=most).map(tuple), timer=WORDS,

@@ -1,5 +1,3 @@
-"""Tuned kernels as a manifest of assembly kernels, and launch plans of grouped products."""
-
 import csv
 import json
 from dataclasses import replace

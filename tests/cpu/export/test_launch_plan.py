@@ -1,5 +1,3 @@
-"""Plans of launches: every field against the code object and the problem, and on an emulator the result."""
-
 import json
 import struct
 from contextlib import closing
@@ -291,7 +289,6 @@ class StandIn:
     compiled: list[bytes] = field(default_factory=list)
 
     def library(self, source: str, options: tuple[str, ...], seconds: float) -> bytes:
-        """The text as bytes."""
         self.compiled.append(source.encode())
         return self.compiled[-1]
 

@@ -1,5 +1,3 @@
-"""AITER's CSVs: rows of every family and generation, as it ships them, read, written and merged."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +65,6 @@ def read(name: str, text: str, family: str = "dense") -> list[FormatRow]:
 
 
 def save(text: str, *records: Record) -> tuple[list[str], tuple[str, ...]]:
-    """The lines of a file after results were written to it, and what was lost."""
     found = plugin().translate(records, {"": text})
     return found.files[""].splitlines(), tuple(reason for _, reason in found.omitted)
 

@@ -1,5 +1,3 @@
-"""AITER's untuned sizes of every family → rows of results in that family's header, and back."""
-
 import re
 from dataclasses import replace
 from pathlib import Path

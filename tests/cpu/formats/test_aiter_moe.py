@@ -1,5 +1,3 @@
-"""AITER's rows of layers with experts: two products each, and results of both in one row."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

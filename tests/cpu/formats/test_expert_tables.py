@@ -1,5 +1,3 @@
-"""The tables of experts of vLLM and SGLang: sizes of a run, the config of a row, what their loaders read."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""hipBLASLt's override file: column-major rows, what a result writes there, and what stays byte for byte."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Inductor's lookup table: keys as torch makes them, rows, damage, and what is written beside what is there."""
-
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Our results file and rows of sizes: nothing is lost on the way, from any version to any other."""
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -154,7 +152,6 @@ def test_a_key_that_is_not_known_does_not_win_over_a_field(unknown: str, words: 
 
 
 def test_ranges_of_m_that_overlap_are_named() -> None:
-    """Of one product and device; the file is read as it is."""
     problem = replace(RECORD.problem, m=64)
     first, second = (
         replace(RECORD, problem=problem, m_from=8),

@@ -1,5 +1,3 @@
-"""What every format of another tool does: damage is named, a row costs itself alone, what is lost has its reason."""
-
 import dataclasses
 import json
 import re
@@ -64,7 +62,6 @@ def test_damage_is_named_or_read(name: str, path: str, entire: str, at: float, c
 
 
 def result_of(name: str) -> Record:
-    """A result that a format writes."""
     if name == "vllm_batch_invariant":
         return invariant.result(16)
     if isinstance(plugin(name), ServerFormat):
@@ -240,7 +237,6 @@ LOST: dict[str, list[tuple[Record, str, str]]] = {
 
 @each(("name", "record", "before", "why"), [(name, *case) for name, cases in LOST.items() for case in cases])
 def test_what_can_not_be_expressed_has_a_reason(name: str, record: Record, before: str, why: str) -> None:
-    """And the file stays as it is."""
     written: Translation = plugin(name).translate([record], {} if "_json" in name else {"": before})
     assert not written.count and all(text == before for text in written.files.values())
     ((same, reason),) = written.omitted

@@ -1,5 +1,3 @@
-"""Tensile's library logic: sizes read, results written, files merged; all that is not changed stays byte for byte."""
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -185,7 +183,6 @@ def test_the_command_writes_a_copy(tmp_path: Path, capsys: Capsys) -> None:
 
 
 def test_the_command_writes_a_folder(tmp_path: Path) -> None:
-    """Of the files of a folder the one that has the solution is written, others and their neighbours are not."""
     copy = tmp_path / "mine"
     copy.mkdir()
     texts = {"a_Cijk_x.yaml": logic({}, ("32x32x32",)), "b_Cijk_x.yaml": BASE, "README.md": "of mine"}

@@ -1,5 +1,3 @@
-"""vLLM's and SGLang's tables of tiles: names, rows, damage, and what is written beside what is there."""
-
 import dataclasses
 import json
 import re

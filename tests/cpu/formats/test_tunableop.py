@@ -1,5 +1,3 @@
-"""TunableOp's files: column-major sizes, every operation, damage, and what is written back."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""tune_gemm's YAML and lists of sizes: what their keys mean, and what is reported of a wrong row."""
-
 import pytest
 import yaml
 

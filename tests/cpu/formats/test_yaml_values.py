@@ -1,5 +1,3 @@
-"""Rows of YAML: read by JSON they are what YAML says, whatever is in them; no file takes the stack or the memory."""
-
 import json
 from pathlib import Path
 from typing import Any

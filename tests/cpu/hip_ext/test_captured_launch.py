@@ -1,5 +1,3 @@
-"""Launches on the stand-in driver: captured ones, memory set to zero, addresses of served ones, workspaces."""
-
 import ctypes
 import itertools
 import struct
@@ -207,8 +205,6 @@ def test_a_captured_kernel_says_its_launch_at_other_addresses() -> None:
 
 
 class Recorder:
-    """A device that keeps what it is asked for."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
@@ -234,8 +230,6 @@ def test_memory_is_filled_and_a_served_kernel_clears_its_c() -> None:
 
 
 class PreparedStub:
-    """A prepared launch of a driver that is not there."""
-
     def __init__(self, params: bytes, device: Recorder) -> None:
         self.params, self._device = bytearray(params), device
 
@@ -244,8 +238,6 @@ class PreparedStub:
 
 
 class FunctionStub:
-    """A loaded function of a driver that is not there."""
-
     def __init__(self, device: Recorder) -> None:
         self._device = device
 

@@ -1,5 +1,3 @@
-"""What is read of real binaries and of assembly: resources, main loops, and waits that a compiler lost."""
-
 import random
 import re
 import struct

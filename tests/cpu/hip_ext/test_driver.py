@@ -25,7 +25,6 @@ BOTH = pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 
 @pytest.fixture
 def fake(stand_in_driver: Callable[[str], Fake], vendor: str) -> Fake:
-    """(stand-in's own variables, started driver)."""
     return stand_in_driver(vendor)
 
 

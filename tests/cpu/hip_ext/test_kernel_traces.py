@@ -1,5 +1,3 @@
-"""What a trace of kernels keeps and refuses, whichever vendor's profiler recorded it: CUPTI, and both SDKs of AMD."""
-
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +15,12 @@ from tritongemm.hip_ext.profilers.trace import KernelRecord, KernelTrace, TraceE
 
 @dataclass(frozen=True)
 class Traced:
-    """A profiler's stand-in."""
-
     library: ctypes.CDLL  # its variables
     trace: Callable[[], KernelTrace]
     launch: Callable[[str, int, int, int], None]  # a kernel's name, its order, and when it started and ended
     counts_anew: bool  # dropped records, for each trace
 
     def traced(self, start: int = 2000, end: int = 2100, **poked: int) -> KernelTrace:
-        """A trace in which one kernel ran, and variables of the stand-in were then set."""
         with self.trace() as trace:
             self.launch("a", 1, start, end)
             for name, value in poked.items():

@@ -1,5 +1,3 @@
-"""Vendors' libraries and compilers: how they are found, what their headers say, and what a compiler refuses."""
-
 import ctypes
 import hashlib
 import shutil
@@ -53,7 +51,6 @@ def test_wheel_folders_are_found_without_importing(monkeypatch: pytest.MonkeyPat
 
 
 def tool(folder: Path, ends: str, times: int) -> list[str]:
-    """A command that ends so the first times that it is run, and well after that."""
     script = folder / "tool"
     script.write_text(
         f"""#!/bin/sh

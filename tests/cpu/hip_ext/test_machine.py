@@ -1,5 +1,3 @@
-"""Which devices a run uses, what they correct in the target's facts, and what it tries on them."""
-
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
 class FakeDevice:
-    """What `machine.find` asks a device."""
-
     def __init__(self, ordinal: int = 0) -> None:
         self.arch, self.name = "sm90", "NVIDIA H200"
         self.properties = {"compute_units": 120, "lds_bytes": 1000, "memory_bytes": 2**37, "l2_bytes": 12345}

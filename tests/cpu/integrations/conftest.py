@@ -1,5 +1,3 @@
-"""A file of tuned records that TRITONGEMM_CONFIG names, and a process that has read none yet."""
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

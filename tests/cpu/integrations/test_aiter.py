@@ -1,5 +1,3 @@
-"""The names of AITER's functions: they compute what ours do, take its arguments, and refuse what is not served."""
-
 import ast
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Servers' mixtures of four bits: experts are converted before the server converts them, and served where rows hold."""
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +29,6 @@ def kind(name: str, **facts: Any) -> Any:
 
 
 def of_checkpoint(of_bias: str) -> Any:
-    """A layer of gpt-oss's experts as both servers load it."""
     experts, layer = mlp_of_mxfp4()[0].experts, nn.Module()
     for ours, theirs in (("gate_up_proj", "w13"), ("down_proj", "w2")):
         scale = getattr(experts, f"{ours}_precision_config").weight_scale
@@ -44,7 +41,6 @@ def of_checkpoint(of_bias: str) -> Any:
 
 
 def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
-    """A layer whose weights vLLM has loaded."""
     layer = of_checkpoint("bias")
     if not has_powers:
         layer.w2_weight_scale = None
@@ -148,7 +144,6 @@ def experts_of_int4(name: str) -> tuple[Any, Tensor]:
 
 @pytest.fixture
 def asked(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> list[MixtureOperands]:
-    """The mixtures that are served, in a process with a table of int4."""
     found = []
 
     def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any = None) -> Tensor:

@@ -29,13 +29,11 @@ def problem(m: int = M, scales: str = "block") -> Problem:
 
 
 def write_table(tmp_path: Any, monkeypatch: Patch, **facts: Any) -> None:
-    """Name a table of one weight with scales."""
     name_table(tmp_path, monkeypatch, record(problem(), **facts))
 
 
 @pytest.fixture
 def table(tmp_path: Any, unloaded: Dispatcher, monkeypatch: Patch) -> Dispatcher:
-    """A process whose table has one weight with scales."""
     write_table(tmp_path, monkeypatch)
     return unloaded
 
@@ -64,7 +62,6 @@ def operands(rows: int, n: int = N, quantised: bool = True) -> tuple[Tensor, Ten
 
 @pytest.fixture
 def kinds(table: Dispatcher, monkeypatch: Patch) -> Any:
-    """vLLM's kernels of blocks, served by the table."""
     servers.install_vllm(monkeypatch)
     found = servers.install_vllm_blocks(monkeypatch)
     for _ in range(2):
@@ -235,7 +232,6 @@ def test_sglangs_method_computes_what_no_row_holds_for(
 
 
 def test_sglangs_other_fp8_layers(sglangs: tuple[Any, Any], tuned: Iterator[list[BlockOperands]]) -> None:
-    """Those that compressed-tensors stores in blocks, and products with a factor per row."""
     (places, mode), calls = sglangs, next(tuned)
     (x, weight, _, scale), scheme = operands(M, quantised=False), places.CompressedTensorsW8A8Fp8()
     layer = SimpleNamespace(weight=weight, weight_scale=scale)

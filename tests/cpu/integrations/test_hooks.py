@@ -1,5 +1,3 @@
-"""Hooks of both servers: what one can't read costs one call, and one line says so."""
-
 import functools
 import inspect
 import pkgutil

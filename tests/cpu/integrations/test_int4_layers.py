@@ -1,5 +1,3 @@
-"""Layers of int4 and nvfp4 of vLLM and SGLang: tuned kernels stand before the server's own, which computes the rest."""
-
 import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,15 +24,12 @@ EXACT = (NUMBERS - 8) * HALF.double().t().repeat_interleave(GROUP, 1)
 
 
 def number(zero_points: bool) -> Any:
-    """A type as both servers name those of weights."""
     return SimpleNamespace(
         size_bits=4, bias=8, has_bias=lambda: not zero_points, is_floating_point=bool, is_signed=bool
     )
 
 
 class LinearBase(nn.Module):  # type: ignore[misc]
-    """A layer as vLLM makes it, with the parameters of a checkpoint."""
-
     def __init__(self, kind: Any, zero_points: bool = False, of_gptq: bool = False, **facts: Any) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.arange(N).bfloat16(), requires_grad=False)
@@ -77,8 +72,6 @@ def layer_of_nvfp4() -> tuple[Any, Tensor]:
 
 @pytest.fixture
 def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> Dispatcher:
-    """A process with a table of int4, of which products of 4 rows are served."""
-
     def four_bits_or(operands: FourBitOperands, otherwise: Any) -> Tensor:
         if operands.x.shape[0] != 4:
             result: Tensor = otherwise()
@@ -93,7 +86,6 @@ def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> Dispatche
 
 @pytest.fixture
 def kinds(table: Dispatcher, monkeypatch: Patch) -> tuple[Any, Any]:
-    """vLLM's kernels, served by a table."""
     install_vllm(monkeypatch)
     found = install_vllm_int4(monkeypatch)
     for _ in range(2):

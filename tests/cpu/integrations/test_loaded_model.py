@@ -1,5 +1,3 @@
-"""What the log says of a model that a server has loaded, and that loading never fails."""
-
 from __future__ import annotations
 
 import logging

@@ -32,7 +32,6 @@ EXPERTS, HIDDEN, INNER, TOPK = 4, 128, 128, 2
 
 
 def mixture(tokens: int, dtype: torch.dtype = torch.bfloat16, scaled: bool = False) -> dict[str, Any]:
-    """The arguments of vLLM's mixtures."""
     weights = torch.ones(EXPERTS, 2 * INNER, HIDDEN), torch.ones(EXPERTS, HIDDEN, INNER)
     w1, w2 = (w.to(FP8 if scaled else dtype) for w in weights)
     ids = torch.zeros(tokens, TOPK, dtype=torch.int32)

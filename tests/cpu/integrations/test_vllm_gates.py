@@ -1,5 +1,3 @@
-"""vLLM's MLPs whose gate, up and SiLU become one operation: when, what it computes, and which are left."""
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +20,6 @@ K, INNER = 64, 96
 
 
 class UnquantizedLinearMethod:
-    """As vLLM's."""
-
     __slots__ = ()  # so that an object's class can't become one with a dict
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,8 +27,6 @@ class UnquantizedLinearMethod:
 
 
 class Linear(nn.Module):  # type: ignore[misc]
-    """As vLLM's layers."""
-
     def __init__(self, k: int, sizes: list[int], bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(sum(sizes), k).bfloat16() / 8)
@@ -44,16 +38,12 @@ class Linear(nn.Module):  # type: ignore[misc]
 
 
 class SiluAndMul(nn.Module):  # type: ignore[misc]
-    """As vLLM's."""
-
     def forward(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
         return functional.silu(gate) * up
 
 
 class Mlp(nn.Module):  # type: ignore[misc]
-    """As vLLM's LlamaMLP."""
-
     def __init__(self, bias: bool = False) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = Linear(K, [INNER, INNER], bias), Linear(INNER, [K])
@@ -67,8 +57,6 @@ class Mlp(nn.Module):  # type: ignore[misc]
 
 
 class Halved(Mlp):
-    """Another formula."""
-
     def forward(self, x: Tensor) -> Tensor:
         return 0.5 * super().forward(x)
 

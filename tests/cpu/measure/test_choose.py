@@ -92,7 +92,6 @@ def test_the_margin_protects_the_librarys_best_algorithm() -> None:
 
 @each("seed", range(1, 6))
 def test_a_tie_with_an_algorithm_goes_to_it(seed: int) -> None:
-    """Whichever of the two had the better median."""
     samples = race(seed, kernel=1e-5, algorithm=1e-5, library=2e-5)
     assert choose(samples, margin=0.0, libraries={"algorithm"}).name == "algorithm"
     assert choose(race(seed, kernel=1e-5, algorithm=1e-5), libraries={"algorithm"}).name == "algorithm"

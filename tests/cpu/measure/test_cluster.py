@@ -1,5 +1,3 @@
-"""GPUs of a cluster: which are used, what is sent to them, and what happens to the work of one that is lost."""
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +37,6 @@ class Survey:
 
 
 class Gpu:
-    """Screens; `before` is called with each launch."""
-
     before: ClassVar[Callable[[Launch], None]] = lambda launch: None
     launches: ClassVar[list[Launch]] = []
 
@@ -92,7 +88,6 @@ def facts(**other: Any) -> HostFacts:
 
 
 def test_every_gpu_of_the_hosts_is_used_up_to_what_is_asked_for(monkeypatch: Patch, said: list[str]) -> None:
-    """The others are free again."""
     machine = found(fake_ray.put_in_place(monkeypatch, {"head": 0, "one": 2, "two": 1}), said).machine
     assert machine.devices == (0, 1, 2) and machine.vendor == "nvidia" and machine.target is H200.target
     assert machine.why == "tuning on H200 x 3 (sm90) of a Ray cluster; one: 2, two: 1" and not said
@@ -149,8 +144,6 @@ def test_code_objects_are_sent_once(monkeypatch: Patch, said: list[str], tmp_pat
 
 
 def lose_at(ray: FakeRay, monkeypatch: Patch, losses: dict[int, str]) -> None:
-    """Lose hosts once `launches` launches have been made."""
-
     def before(launch: Launch) -> None:
         ray.lost |= {host for count, host in losses.items() if count <= len(Gpu.launches)}
 

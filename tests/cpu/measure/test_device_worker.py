@@ -1,5 +1,3 @@
-"""The GPU's process on the host: its answers to right, slow, wrong, refused and faulting kernels, and what it frees."""
-
 import math
 import random
 import time
@@ -32,7 +30,6 @@ PROTOCOL = MeasureProtocol(rotating_mb=1)
 
 @pytest.fixture
 def device(monkeypatch: Patch) -> Iterator[Device]:
-    """The stand-in, in place of every way to a GPU."""
     with gpu_on_host(monkeypatch) as made:
         yield made
 
@@ -196,7 +193,6 @@ def test_a_result_that_a_library_allocates_in_its_pool_is_returned(monkeypatch: 
 
 
 def sized(candidate: jobs.LaunchCandidate, *buffers: Buffer) -> jobs.LaunchCandidate:
-    """A candidate whose launch needs other buffers."""
     assert isinstance(candidate.launch, Launch)
     return replace(candidate, launch=replace(candidate.launch, buffers=buffers))
 

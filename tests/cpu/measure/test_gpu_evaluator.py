@@ -1,5 +1,3 @@
-"""What the parent makes of the answers of the GPU's process, and of its end."""
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -74,7 +72,6 @@ def passed(config: Config) -> Trial:
 
 
 def answers(job: MeasureJob, trial: Callable[[Config], Trial] = passed) -> Iterator[MeasureAnswer]:
-    """Trials of all candidates, and of a race its samples."""
     yield READY
     yield from map(trial, configs_of(job))
     if isinstance(job, RaceJob):

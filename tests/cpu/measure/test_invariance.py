@@ -34,7 +34,6 @@ LIBRARY = Config("heuristic", 64, 64, 64, backend="blaslt")
 
 
 def raced(*bits: str, library: str = "") -> RaceResult:
-    """A race of kernels, and of a library's algorithm, whose rows have these bits."""
     found = [(config, one) for config, one in zip(TILES, bits, strict=False)] + [(LIBRARY, library)] * bool(library)
     trials = [Trial(c, "ok", "", (1e-6,), "events", "final", 0.0, 0.1, row_bits=one) for c, one in found]
     samples = {t.config.name: t.samples for t in trials} | {BASELINE_ENTRY: (1e-6,)}

@@ -1,5 +1,3 @@
-"""Rounds of a race on a stand-in for a GPU that slows down while it works."""
-
 import time
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,8 +13,6 @@ COLD, HOT, WARM_UP_S = 1e-4, 2e-4, 0.02  # seconds of a launch, and of work afte
 
 @dataclass
 class HeatingGpu:
-    """Operands and clock of a race: launches take longer on a GPU that has not rested."""
-
     sustained: bool
     protocol: MeasureProtocol = field(default_factory=MeasureProtocol)
     busy_s: float = 0.0

@@ -1,5 +1,3 @@
-"""The clock rocprofv3: its reader on traces as the tool writes them, its life cycle with a tool of the same name."""
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

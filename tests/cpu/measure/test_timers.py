@@ -1,5 +1,3 @@
-"""The profilers' clocks against the stand-ins of their libraries, and how a run comes to its clock."""
-
 import ctypes
 import shutil
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Family a16w4: weights of four bits, what their bytes mean, and kernels that widen them, in Triton's interpreter."""
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Family a4w4_blockscale: packed fp4, the order of its scales, and CK's instances for it."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +92,6 @@ def test_what_no_instance_computes(name: str, problem: Problem, reason: str, /) 
 @pytest.mark.skipif(not CK.available(), reason=CK.available().reason)
 @pytest.mark.emulator
 def test_an_instance_runs(tmp_path: Path) -> None:
-    """Two sizes of one binary, M and N filling no block."""
     common = ["--family", "a4w4_blockscale", "-col_b", "--target", "gfx950", "--timeout", "600", "--num_threads", "1"]
     paths = []
     for m, n, k in (("100", "96", "1024"), ("1", "32", "256")):

@@ -1,5 +1,3 @@
-"""Family a8w8: its operands everywhere they go, and where an emulator is at hand, its kernels' results."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -135,7 +135,6 @@ ARCHS = ("gfx942", "gfx950", "sm90", "sm100")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("m", [1, 4096])
 def test_there_are_candidates(arch: str, m: int) -> None:
-    """Every form is computed everywhere; each target is searched for two."""
     target = target_files.load_target(arch)
     problems = [of(dtype, scales, m, 2112, 7168) for dtype, scales in FORMS]
     assert all(registry.get(Family, p.family).supports(p, target) and TRITON.supports(p, target) for p in problems)

@@ -18,7 +18,6 @@ def scaled(family: str, scales: str, dtype: str = "fp8e4m3fn") -> Problem:
 
 
 def summed(problem: Problem, runs: int = 1) -> str | Support:
-    """The hash of the product of a problem, whose K is split into a number of runs."""
     made = shared_rows.make_operands(problem, "cpu")
     a, b, step = made["a"].float(), made["b"].float(), problem.k // runs
     total = torch.zeros(problem.m, problem.n)

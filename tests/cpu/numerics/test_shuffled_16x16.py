@@ -1,5 +1,3 @@
-"""Families whose B is shuffled beforehand: its order, who reads it, and AITER's kernels where they are at hand."""
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Verification: what a wrong, unwritten, stale or flickering result looks like, and that rounding is none of them."""
-
 import functools
 import math
 from collections.abc import Callable
@@ -18,7 +16,6 @@ DENSE = registry.get(Family, "dense")
 
 
 def made(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """An empty C and the exact result."""
     operands = DENSE.make_inputs(problem, "cpu")
     c = torch.empty((problem.m, problem.n), dtype=getattr(torch, problem.c.type.torch))
     return c, DENSE.reference(problem, operands)
@@ -36,8 +33,6 @@ def verified(problem: Problem, spoil: Run = lambda _: None) -> VerifyResult:
 
 
 def put(value: float) -> Run:
-    """Spoils one element in the middle."""
-
     def spoil(c: torch.Tensor) -> None:
         flat = c.view(-1).view(torch.uint8 if c.element_size() == 1 and c.dtype.is_floating_point else c.dtype)
         flat[c.numel() // 2] = flat[c.numel() // 2] + 1 if math.isinf(value) else value

@@ -1,5 +1,3 @@
-"""Weights of four bits of each kind of checkpoint, as `linear_w4` computes them: against float64 of their numbers."""
-
 import inspect
 from functools import partial
 from typing import Any

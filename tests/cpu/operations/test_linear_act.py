@@ -1,5 +1,3 @@
-"""Linear layers with an activation, as PyTorch computes them in two steps: against float64 of the separate weights."""
-
 import torch
 from torch.nn import functional
 

@@ -29,8 +29,6 @@ BF16, SHUFFLED = torch.bfloat16, "e8m0_32x8"
 
 
 class Kind(NamedTuple):
-    """A type of operands, what it is called, the GPU that reads it, and how many of its numbers share a byte."""
-
     dtype: torch.dtype
     name: str
     target: Target
@@ -91,7 +89,6 @@ def served_by(operation: ProductOperation, given: Any, target: Target) -> tuple[
 
 
 def compare(call: str, given: Any, served: tuple[Problem, ...]) -> bool:
-    """Whether anything serves the call that was captured."""
     (captured,) = of_own(f"tritongemm.{call}", given, {})
     found = written(captured)
     case = [(tuple(one.shape), one.stride()) for one in given if isinstance(one, Tensor)]
@@ -100,7 +97,6 @@ def compare(call: str, given: Any, served: tuple[Problem, ...]) -> bool:
 
 
 def calls(kind: Kind, operation: ProductOperation) -> Iterator[Any]:
-    """Operands of an operation with factors of every kind."""
     for m, n, k in SIZES[: None if operation is SCALED and kind.name == "fp8e4m3fn" else 1]:
         a, w, pairs = matrix(kind, m, k), matrix(kind, n, k), [*product(factors(m, k), factors(n, k))]
         last = shuffled(m, k), shuffled(n, k)

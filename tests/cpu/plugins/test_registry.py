@@ -1,5 +1,3 @@
-"""Plug-ins: one file dropped into a folder is found and used; one that can't run, or lacks something, says why."""
-
 import ast
 import importlib
 from collections.abc import Iterator
@@ -53,7 +51,6 @@ def kind(request: pytest.FixtureRequest) -> type[Plugin]:
 
 
 def test_names_and_aliases_are_listed_and_unknown_ones_refused(kind: type[Plugin]) -> None:
-    """Every file is listed, sorted, and loads or says why it can't; each has one object however it is asked for."""
     known = registry.names(kind)
     folder = Path(str(importlib.import_module(kind.package).__file__)).parent
     assert known == sorted(p.stem for p in folder.iterdir() if not p.stem.startswith("_"))
@@ -87,7 +84,6 @@ def test_a_kind_within_a_kind() -> None:
 
 
 def test_families_and_their_variants() -> None:
-    """A variant is the family with other defaults."""
     family, defaults = registry.family_of("dense")
     assert (family.name, defaults.b.order) == ("dense", PLAIN)
     for name in ("dense_bpreshuffle", "a8w8_bpreshuffle", "a4w4_bpreshuffle", "a8w8_blockscale_bpreshuffle"):
@@ -151,7 +147,6 @@ LACKING = {
 
 @each("kind", LACKING)
 def test_a_class_without_what_its_kind_must_have_can_not_be_defined(kind: type[Plugin]) -> None:
-    """It names what is lacking, methods and attributes."""
     fails(TypeError, f"Half is no {kind.kind} plug-in yet: it lacks {LACKING[kind]}", type, "Half", (kind,), {})
 
 

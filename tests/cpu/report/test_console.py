@@ -1,5 +1,3 @@
-"""Tables and messages as people read them."""
-
 import dataclasses
 import io
 from dataclasses import replace
@@ -222,7 +220,6 @@ def by_rich(rows: list[tuple[str, ...]]) -> list[str]:
 
 @given(st.lists(st.tuples(cells, cells, cells), max_size=4))
 def test_it_looks_as_rich_lays_it_out(rows: list[tuple[str, ...]]) -> None:
-    """Characters of two cells and of none too."""
     assert align(COLUMNS, rows, ("size", "config")) == by_rich(rows)
 
 

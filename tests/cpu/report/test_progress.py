@@ -1,5 +1,3 @@
-"""What the line of progress says and when, and the time to quality that a journal states."""
-
 import dataclasses
 from typing import Any
 
@@ -23,7 +21,6 @@ def raced(library_us: float) -> Record:
 
 @pytest.fixture
 def clock(monkeypatch: Patch) -> list[float]:
-    """The time, which a test changes."""
     now = [100.0]
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
     return now

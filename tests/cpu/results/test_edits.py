@@ -1,5 +1,3 @@
-"""What happens to a run's files from outside: edits, rows replaced one by one, and thousands of them."""
-
 import dataclasses
 import json
 import math
@@ -24,7 +22,6 @@ FOUR, FIVE = Problem(4, 4, 4), Problem(5, 5, 5)
 
 
 def begun(path: Path) -> Store:
-    """A store of which three results are merged and a fourth is not."""
     with take(path) as store:
         for problem in (ONE, TWO, THREE):
             store.add_record(record(problem))
@@ -57,7 +54,6 @@ def test_an_edit_of_a_size_that_was_measured_meanwhile_gives_way(path: Path) -> 
 
 
 def unsummed(line: bytes) -> dict[str, Any]:
-    """What a line of a journal says, without its checksum."""
     return {key: value for key, value in json.loads(line).items() if key != "crc32"}
 
 
@@ -132,7 +128,6 @@ MANY = [dataclasses.replace(ONE, m=m) for m in range(1, 101)]
 
 @pytest.fixture
 def done(tmp_path: Path) -> Path:
-    """The files of a finished run of many sizes."""
     path = tmp_path / "out.yaml"
     with take(path) as store:
         for problem in MANY:
@@ -143,7 +138,6 @@ def done(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: Patch) -> Counter[str]:
-    """How often functions were called, by name."""
     counts: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:

@@ -1,5 +1,3 @@
-"""The journal: complete lines, on disk when a call returns; and how its runs went."""
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-"""What a run keeps beside its results, and the CSV of all candidates."""
-
 import csv
 import os
 from collections.abc import Callable
@@ -96,7 +94,6 @@ def test_every_output_has_its_folder_of_modules() -> None:
 
 
 def test_two_outputs_never_share_a_folder_of_modules(tmp_path: Path) -> None:
-    """Neither at once nor one after the other."""
     one, other = tmp_path / "x.yaml", tmp_path / "x"
     folder = module_folder(one)
     assert folder == module_folder(other)
@@ -172,7 +169,6 @@ def test_a_row_for_each_candidate(tmp_path: Path) -> None:
 
 
 def test_places_that_can_not_be(tmp_path: Path) -> None:
-    """Each is found before anything is tuned."""
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     for path, complaint in (

@@ -1,5 +1,3 @@
-"""Journals and results files of schema 2 come back as they were written; those of newer schemas are refused."""
-
 import json
 import shutil
 from pathlib import Path
@@ -57,7 +55,6 @@ def test_written_files_come_back_and_a_run_goes_on_from_them(tmp_path: Path) -> 
 
 @each("resume", [True, False])
 def test_a_newer_journal_is_refused_and_kept(tmp_path: Path, resume: bool) -> None:
-    """Whatever its lines hold, and whichever reader."""
     path = written_run(tmp_path)
     stores.rewrite_header(path, {"schema": SCHEMA + 1, "devices": 8})
     stores.append(path, {"uplift": 1.5})

@@ -1,5 +1,3 @@
-"""The results file: nothing lost, nothing mixed up, and who may go on from it."""
-
 import errno
 import json
 import os

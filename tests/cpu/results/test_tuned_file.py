@@ -1,5 +1,3 @@
-"""Results of a run written to other tools' files and servers' tables, beside what these have written there."""
-
 import dataclasses
 import json
 from dataclasses import replace

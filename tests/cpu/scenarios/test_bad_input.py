@@ -1,5 +1,3 @@
-"""What the command refuses, and with which words: files, options, folders. And what it accepts in which spelling."""
-
 from pathlib import Path
 from typing import Any
 

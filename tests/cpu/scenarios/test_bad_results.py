@@ -1,5 +1,3 @@
-"""Rows of results that can't be run here: each costs itself alone, says where it stands and why, and stops no other."""
-
 from pathlib import Path
 
 import pytest
@@ -44,7 +42,6 @@ def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def reported(said: str, first: str, path: str) -> list[str]:
-    """What a command said of each row that it refused, in the file's order."""
     lines = [line for line in said.splitlines() if line.startswith(first)]
     for number, line in enumerate(lines, start=2):
         assert line.startswith(f"{first}{path}: row {number} (line {number}): {15 + number}x16x64_fp16_TT"), line

@@ -1,5 +1,3 @@
-"""Batches of products: each template in Triton's interpreter with operands of their own for every product."""
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -70,7 +70,6 @@ REFUSED = {
 
 
 def run_tune(text: str | bytes) -> int:
-    """Print the sizes of a file in the current folder."""
     Path(NAME).write_bytes(text if isinstance(text, bytes) else text.encode())
     return int(tune.main(["--gemm_size_file", NAME, "--print_sizes"]))
 

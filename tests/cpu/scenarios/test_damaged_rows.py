@@ -1,5 +1,3 @@
-"""A damaged row of a results file costs itself alone where results are served, checked, timed or exported."""
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +34,6 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
 
 @pytest.fixture(params=DAMAGE)
 def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    """A file of results with a damaged row, and what is reported of it."""
     damage, complaint = DAMAGE[request.param]
     lines = write_text(*GOOD).splitlines()
     lines[2] = damage(lines[2])
@@ -68,7 +65,6 @@ def test_the_others_are_read_and_serve_and_nothing_is_tuned(damaged: tuple[Path,
 
 @pytest.fixture
 def three_of_five(tmp_path: Path) -> Path:
-    """A file with a row that is no YAML, one with a wrong value, and others that are right."""
     first, second, third = write_text(*GOOD).splitlines()[1:]
     path = tmp_path / "tuned.yaml"
     path.write_text("\n".join([first[:50], first, second.replace('"M": 32', '"M": -32'), second, third]) + "\n")

@@ -1,5 +1,3 @@
-"""Products that are stored after an activation, or gate and up as one, against float64 at odd sizes."""
-
 from dataclasses import replace
 
 import pytest

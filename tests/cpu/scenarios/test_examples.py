@@ -1,5 +1,3 @@
-"""The programs of examples/ run on a machine without a GPU, and so do the commands on their results."""
-
 import runpy
 import sys
 from collections.abc import Iterator

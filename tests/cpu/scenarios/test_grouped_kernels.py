@@ -1,5 +1,3 @@
-"""Kernels of grouped products in Triton's interpreter: forms, scales, types, empty and uneven groups, odd sizes."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +27,6 @@ BLOCKS = (WIDE, Config("grouped", 32, 64, 64, options=(("swap_ab", 1),)), Config
 def grouped(
     family: str, n: int, k: int, dtype: str, dtype_c: str, room: int = 0, row_major_b: bool = False, scales: str = ""
 ) -> Problem:
-    """A problem of uneven groups, two of them empty."""
     made: Problem = registry.get(Family, family).problem(
         Problem(
             sum(COUNTS),

@@ -1,5 +1,3 @@
-"""Products of integers: their sums are int32 in every template, complete or cut along K."""
-
 import re
 from pathlib import Path
 
@@ -34,7 +32,6 @@ def integers(family: str, m: int, n: int, k: int, scales: str = "", bias: str = 
 
 
 def matrix_instructions(config: Config, problem: Problem, patch: Patch) -> tuple[set[str], int]:
-    """Forms of a kernel's matrix instructions, and how many programs fetch for each other."""
     seen: list[str] = []
     edit = assembly_edits.edit
 

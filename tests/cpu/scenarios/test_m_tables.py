@@ -1,5 +1,3 @@
-"""Tables over M from the command line, on a machine without a GPU: made, gone on with, refused in words."""
-
 import re
 from itertools import pairwise
 from pathlib import Path

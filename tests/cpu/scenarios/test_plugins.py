@@ -1,5 +1,3 @@
-"""A backend and a family of one's own go through all commands, without an edit anywhere else."""
-
 import csv
 import json
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ GFX942 = target_files.load_target("gfx942")
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Both, beside the others of their kinds, where processes that start find them too."""
     folder = tmp_path_factory.mktemp("plugins")
     context = pytest.MonkeyPatch.context()
     with context as patch, dropped(Backend, BACKEND, folder, patch), dropped(Family, FAMILY, folder, patch):

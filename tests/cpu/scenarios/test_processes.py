@@ -1,5 +1,3 @@
-"""Complete commands and their processes: what they import, how they are stopped, and what they leave behind."""
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,6 @@ SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * sea
 
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A command that is run in a folder, whose temporary files go there too."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
         [sys.executable, "-m", *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE,
@@ -31,7 +28,6 @@ def _heed_ctrl_c() -> None:
 
 
 def begin_planning(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """A run that plans many sizes, and the processes that it has started to do so."""
     (folder / "sizes.yaml").write_text(SIZES)
     sizes = ["--gemm_size_file", "sizes.yaml", "--target", "gfx942", "--num_threads", "2"]
     run = begin(folder, "tritongemm.tune", *sizes, "--compile_only", "-o", "out.yaml")
@@ -42,7 +38,6 @@ def begin_planning(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
 
 
 def children(parent: int) -> list[int]:
-    """The processes that a process has started, and which have not ended."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,5 +1,3 @@
-"""Runs and a campaign on a Ray cluster of two hosts with stand-ins for their GPUs, one of which is lost on the way."""
-
 import io
 import json
 import os

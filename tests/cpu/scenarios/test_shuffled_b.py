@@ -1,5 +1,3 @@
-"""Generated kernels that read B in AITER's order: in Triton's interpreter, in an emulator, and what they refuse."""
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,6 @@ triton = registry.get(KernelBackend, "triton")
 
 
 def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 352, **more: Any) -> Problem:
-    """A product with B in AITER's order; without scales where none are named."""
     family = "dense" if not scales else "a8w8" if scales in ("tensor", "row") else "a8w8_blockscale"
     family = "a4w4_blockscale" if dtype == FP4 else family
     made: Problem = registry.get(Family, family).problem(

@@ -1,5 +1,3 @@
-"""Rows of other tools' files that no family here computes: the others are tuned, and the command says which are not."""
-
 from pathlib import Path
 
 import pytest

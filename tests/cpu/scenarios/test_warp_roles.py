@@ -1,5 +1,3 @@
-"""The templates whose warps have roles: compiled for real, and left alone where there is no GPU to run it."""
-
 import re
 import subprocess
 from collections.abc import Iterable
@@ -87,7 +85,6 @@ def test_warps_that_widen_a_weight_leave_room_for_wide_tiles(session_cache: Path
 
 
 def compiled(problem: Problem, configs: Iterable[Config], folder: Path) -> list[Artifact]:
-    """The kernels of configs for Hopper, in their order."""
     compiler = BuildPool(ArtifactCache(folder), jobs=1)
     jobs = [registry.get(KernelBackend, "triton").compile_job(config, problem, SM90) for config in configs]
     try:

@@ -1,5 +1,3 @@
-"""Tests of scripts/make_tables: which products it lists, and that it goes on where an earlier run ended."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,3 @@
-"""What recorded tables teach the cost model, and what the search makes of a batch."""
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace

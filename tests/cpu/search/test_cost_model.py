@@ -1,5 +1,3 @@
-"""The analytical model: shape of the answer, and the directions physics demands."""
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

@@ -1,5 +1,3 @@
-"""Planning and pruning: tune_gemm's counts, our rules' promises, and the guard that never leaves nothing."""
-
 from dataclasses import replace
 from pathlib import Path
 

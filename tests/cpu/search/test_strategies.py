@@ -1,5 +1,3 @@
-"""Search strategies beyond their contract: what they find on made-up costs over a real space, and how they begin."""
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -30,8 +28,6 @@ Cost = Callable[[Config], "float | None"]
 
 @dataclass(frozen=True)
 class Case:
-    """A pruned space and the model's order of it."""
-
     space: Space
     expected: Predictions
 
@@ -75,7 +71,6 @@ def play(
     built: Collection[str] = frozenset(),
     problems_per_core: float = 0.0,
 ) -> list[list[Config]]:
-    """The batches a strategy asks for."""
     plan = SearchPlan(on.space, on.expected, seeds, compiled, built, problems_per_core=problems_per_core)
     search = registry.get(Strategy, name).search(plan, budget)
     batches = [next(search)]

@@ -1,5 +1,3 @@
-"""Files of search_spaces/: wrong ones are named; kernels for targets without a GPU use their instructions."""
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +39,6 @@ Write = Callable[[str], None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: Patch) -> Iterator[Write]:
-    """Writes search_spaces/toy.yaml, beside copies of the real files."""
     for path in target_files.SPACES.glob("*.yaml"):
         (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.setattr(target_files, "SPACES", tmp_path)

@@ -1,5 +1,3 @@
-"""What tests of serving share: the dispatcher of a process that has read no records, and a GPU that is not there."""
-
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -16,7 +14,6 @@ Gpu: TypeAlias = tuple[Dispatcher, Callable[..., Tensor]]
 
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    """The dispatcher of this process, which sees no GPU."""
     run_on_cpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     dispatcher = Dispatcher()

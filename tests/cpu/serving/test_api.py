@@ -1,5 +1,3 @@
-"""Serving without a GPU: PyTorch's fallback, tracing, and which records serve."""
-
 import os
 import subprocess
 import sys

@@ -60,7 +60,6 @@ def check_scales(**given: Tensor) -> Tensor:
 
 
 def shuffled(w: Tensor) -> Tensor:
-    """A weight that is marked as AITER marks those in its order."""
     w = w.clone()
     w.is_shuffled = True
     return w

@@ -1,5 +1,3 @@
-"""`bmm`: PyTorch's results, what a call's strides mean, and calls on stand-ins of a GPU's kernels."""
-
 from dataclasses import replace
 from typing import Any
 

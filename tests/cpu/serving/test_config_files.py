@@ -1,5 +1,3 @@
-"""The files that the environment lists, as one table in memory."""
-
 import logging
 import os
 from collections.abc import Sequence
@@ -22,7 +20,6 @@ HEADER = (
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: Patch) -> None:
-    """Nothing is named."""
     for name in [name for name in os.environ if name.startswith(("AITER_CONFIG", "TRITONGEMM_CONFIG"))]:
         monkeypatch.delenv(name)
 
@@ -109,7 +106,6 @@ def test_placeholders_never_win_and_a_device_of_other_compute_units_misses(tmp_p
 
 
 def merged_names(variable: str) -> list[str]:
-    """What another process finds."""
     import os
 
     os.environ["TRITONGEMM_CONFIG"] = variable

@@ -58,8 +58,6 @@ class Device(StandInDriver):
 
 
 class Map:
-    """Stands in for `tensor_map.MovingMap`."""
-
     def __init__(self, api: object, data: bytes | memoryview) -> None:
         self.data = bytearray(data)
 
@@ -69,8 +67,6 @@ class Map:
 
 
 class Function:
-    """Stands in for `driver.Function`: keeps the parameter blocks that were launched."""
-
     def __init__(self) -> None:
         self.params, self.offsets = bytearray(), tuple[int, ...]()
         self.launched: list[bytes] = []
@@ -89,26 +85,22 @@ class Function:
 
 
 def find_launch(launches: Launches, one: Problem) -> Launch:
-    """The launch of a problem's kernel, which is there and is the driver's to start."""
     launch = launches[one]
     assert isinstance(launch, Launch), launch
     return launch
 
 
 def find_reason(launches: Launches, one: Problem) -> str:
-    """Why a problem has no launch."""
     reason = launches[one]
     assert isinstance(reason, str)
     return reason
 
 
 def load_kernel(launch: Launch, function: Function) -> loaded_kernels.TunedKernel:
-    """A kernel whose code is a stand-in."""
     return loaded_kernels.TunedKernel(launch, cast(driver.Function, function))
 
 
 def make_pool(device: StandInDriver, workspace_bytes: int, counter_bytes: int) -> WorkspacePool:
-    """Memory that kernels share, on a device that stands in."""
     return WorkspacePool(cast(driver.Device, device), workspace_bytes, counter_bytes)
 
 

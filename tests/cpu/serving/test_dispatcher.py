@@ -1,5 +1,3 @@
-"""What serves a call, by its operands and the records: on stand-ins of a GPU and its kernels."""
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +30,6 @@ SetPrecision: TypeAlias = Callable[[str], None]
 def say(
     dispatcher: Dispatcher, x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> str:
-    """The first line of the explanation."""
     return str(dispatcher.explain(x, w, bias, out_dtype)).splitlines()[0]
 
 
@@ -95,8 +92,6 @@ def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monk
 
 @pytest.fixture
 def precision(monkeypatch: Patch) -> SetPrecision:
-    """Sets PyTorch's float32 precision."""
-
     def be(value: str) -> None:
         monkeypatch.setattr("tritongemm.serving.dispatcher.float32_precision", lambda: value)
 

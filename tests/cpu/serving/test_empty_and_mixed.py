@@ -1,5 +1,3 @@
-"""Products of no rows, no K and no batch, of what is no number, and of mixed types, on a CPU."""
-
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -1,5 +1,3 @@
-"""What serves where a row must have the same bits at every M: on stand-ins of a GPU and its kernels."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

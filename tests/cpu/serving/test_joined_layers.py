@@ -1,5 +1,3 @@
-"""Layers of one input that are computed as one product: when, what falls back, and how it is undone."""
-
 import threading
 import weakref
 from collections.abc import Iterator
@@ -33,8 +31,6 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 class Calls(list[int]):
-    """The columns of each product that was computed."""
-
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         self.append(w.shape[0])
         return functional.linear(x, w, bias)

@@ -1,5 +1,3 @@
-"""The kernels of records are loaded as their backends say; a backend that was put beside the others serves calls."""
-
 import shutil
 import sys
 from collections.abc import Iterator
@@ -49,7 +47,6 @@ SM90 = load_target("sm90", compute_units=132)
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: Patch) -> Iterator[KernelBackend]:
-    """The backend of the documentation, put beside the others as a user would."""
     folder = tmp_path / "plugins"
     folder.mkdir()
     shutil.copy(ROOT / "tests" / "support" / "toys" / "backend_toy.py", folder / f"{TOY}.py")
@@ -114,7 +111,6 @@ def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
 
 @pytest.fixture
 def library(monkeypatch: Patch) -> StandInLibrary:
-    """What every record's winner is."""
     found = StandInLibrary()
     monkeypatch.setattr(source_row, "find_winner", lambda record: found)
     return found

@@ -49,7 +49,6 @@ def hold(dispatcher: Dispatcher, *rows: Record, refused: Record | None = None) -
 
 
 def operands(m: int, scale: tuple[int, ...] = (N // 128, K // 128)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Activations, a weight, its factors, and the weight as bf16."""
     torch.manual_seed(m)
     weight, factors = torch.randn(N, K).to(torch.float8_e4m3fn), torch.rand(scale) + 0.5
     entire = weight.float() * spread(factors, find_scalings(factors, N, K, "")[0], N, K)

@@ -1,5 +1,3 @@
-"""The line that a process logs of its tables, and that ranks notice where theirs differ."""
-
 import hashlib
 import logging
 import pickle
@@ -93,7 +91,6 @@ def test_without_a_file_nothing_is_said(monkeypatch: Patch, caplog: pytest.LogCa
 
 @pytest.fixture
 def store() -> Iterator[distributed.Store]:
-    """The store of a job of one rank."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield distributed.distributed_c10d._get_default_store()
     distributed.destroy_process_group()

@@ -1,5 +1,3 @@
-"""Rows that serve a range of M: looked up, bound to the M that is called, reported by explain."""
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""`fused_moe`: results by PyTorch and by kernels in the interpreter, rows that it asks for, and what is refused."""
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,7 +101,6 @@ def test_quantised_experts_are_those_of_float64(mode: str, dtype: torch.dtype, a
 
 
 def asked_by(operands: MixtureOperands) -> list[Problem]:
-    """The problems that are looked up for the two products."""
     read = [operation.read(checked) for operation, checked in MIXTURE.products(operands)]
     return [one.problems[0] for one in read if isinstance(one, Reading)]
 

@@ -1,5 +1,3 @@
-"""Algorithms tried while a program runs: which is chosen, what is kept, and that the next process tries nothing."""
-
 import csv
 import json
 import threading
@@ -62,8 +60,6 @@ class ToyLibrary(LibraryBackend):
 
 
 class TimedRun:
-    """A launch that says how long it takes."""
-
     def __init__(self, name: str, us: float, operands: Operands) -> None:
         self.name, self.seconds, self.operands = name, us * 1e-6, operands
 
@@ -162,7 +158,6 @@ def test_results_are_of_a_device_and_a_library(tuner: Tuner) -> None:
 
 
 def test_the_baseline_stays_where_none_is_faster_by_the_margin(tuner: Tuner, tmp_path: Path) -> None:
-    """That is kept as well."""
     found = tuner(ToyLibrary(("almost", FIRST_US * (1 - online_race.MARGIN / 2)), ("slower", 11.0))).find(CALL)
     assert isinstance(found, Support) and "torch was the fastest" in found.reason
     assert [line["winner"] for line in lines(tmp_path)] == ["torch"]

@@ -1,5 +1,3 @@
-"""Algorithms of the BLASLt libraries tried while a program runs, on stand-ins that compute on the host."""
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,6 @@ CALLS = [CallSignature(problem(6, 16, 32, bias, "fp32"), "tf32") for bias in ("n
 
 @pytest.fixture(params=["nvidia", "amd"])
 def vendor(request: pytest.FixtureRequest, monkeypatch: Patch, blaslt_libraries: Path, tmp_path: Path) -> Iterator[str]:
-    """Whose library there is."""
     run_on_cpu(monkeypatch)
     with stand_in(blaslt_libraries, request.param, tmp_path) as library:
         monkeypatch.setattr(blaslt_library, "open_library", lambda vendor: library)
@@ -43,7 +40,6 @@ class LaterIsFaster:
 
 @pytest.mark.parametrize("call", CALLS, ids=["plain", "bias"])
 def test_from_the_first_call_to_the_next_process(vendor: str, tmp_path: Path, call: CallSignature) -> None:
-    """What the library lists is tried, loaded, kept by its name and found again."""
     library = registry.get(Backend, "blaslt")
     assert isinstance(library, LibraryBackend) and library.version() == str(blaslt.version())
 

@@ -1,5 +1,3 @@
-"""Rows of other memory layouts than a linear layer's: which calls they serve, and that others are left alone."""
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -35,16 +33,12 @@ def wide(rows: int, columns: int) -> Tensor:
 
 
 class Named(StandInKernel):
-    """A kernel that knows the row it is of."""
-
     def __init__(self, key: str) -> None:
         self.key = key
 
 
 @pytest.fixture
 def gpu(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """The same; a launch gives the name of its row."""
-
     def prepare(kernel: Named, *others: object) -> Callable[..., object]:
         def call(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> object:
             if not (x.is_contiguous() and w.is_contiguous()):

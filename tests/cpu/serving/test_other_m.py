@@ -1,5 +1,3 @@
-"""Rows that serve other M than their own: of which products, which row, at which binary, and with which memory."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -142,8 +140,6 @@ def test_layers_take_rows_of_other_m_and_servers_do_not(gpu: Gpu) -> None:
 
 
 class Sharing(StandInKernel):
-    """A kernel whose programs share memory."""
-
     def __init__(self, workspace: int, semaphore: int) -> None:
         self.needs = {"workspace": workspace, "semaphore": semaphore}
 
@@ -179,7 +175,6 @@ def test_a_kernel_at_another_m_has_the_memory_that_its_programs_share(monkeypatc
 
 
 def digest_of(row: Record) -> str:
-    """The name of the binary that a row's kernel is compiled to."""
     job = prepare.compile_job(row.problem, row.config, SM90)
     assert not isinstance(job, Support), str(job)
     return job.digest

@@ -22,8 +22,6 @@ ROWS = {16: "triton", 64: "torch"}  # the winner at each M
 
 
 class Calls(list[int]):
-    """The rows of each call of `linear_act`."""
-
     def __call__(self, x: Tensor, w: Tensor, act: str, bias: Tensor | None = None) -> Tensor:
         self.append(x.numel() // K)
         return epilogues.apply(act, nn.functional.linear(x, w, bias))

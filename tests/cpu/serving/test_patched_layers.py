@@ -1,5 +1,3 @@
-"""Patched layers of every kind: what is served, what is left and why, and that nothing else of a model changes."""
-
 import copy
 from dataclasses import replace
 from pathlib import Path

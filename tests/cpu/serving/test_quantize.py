@@ -1,5 +1,3 @@
-"""`quantize`, `linear_fp8` and orders of factors: against float64, in Triton's interpreter, and compiled."""
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -299,7 +297,6 @@ def test_products_of_what_was_quantised(dtype: torch.dtype, layout: str) -> None
 
 @each("rows", [1, 5, 8])
 def test_float_factors_are_stored_as_a_layout_says(rows: int) -> None:
-    """What `quantize` writes, and a product reads."""
     x = torch.randn(rows, 300)
     q, plain = tritongemm.quantize(x, "block")
     for layout, strides in {"rows": (3, 1), "groups": (1, rows), "tma": (1, -(-rows // 4) * 4)}.items():

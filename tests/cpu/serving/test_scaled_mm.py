@@ -1,5 +1,3 @@
-"""`scaled_mm`: granularities by shapes and strides, PyTorch's results, and calls on stand-ins of a GPU's kernels."""
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -76,7 +74,6 @@ def test_shapes_of_one_factor_and_of_one_for_each_row(dtype: torch.dtype) -> Non
 
 @pytest.fixture
 def gpu(gpu: Gpu) -> Gpu:
-    """The same, whose tensors are float32 if nothing else is said."""
     return gpu[0], partial(gpu[1], dtype=torch.float32)
 
 
@@ -179,7 +176,6 @@ def asked(monkeypatch: Patch) -> list[tuple[Any, ...]]:
 
 
 def compute(scale_a: Tensor, scale_w: Tensor, m: int = M) -> None:
-    """By PyTorch's product, twice."""
     a, w = torch.zeros(m, K).to(FP8), torch.zeros(N, K).to(FP8)
     call = TorchScaled(read_product(ScaledOperands(a, w, scale_a, scale_w)))
     for _ in range(2):

@@ -1,5 +1,3 @@
-"""PyTorch's functions inside of `with tritongemm.serve(…)`, and that they are its own again outside."""
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias

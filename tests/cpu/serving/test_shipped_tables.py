@@ -1,5 +1,3 @@
-"""The tables that come along: packed, read, chosen by the GPU's memory, and loaded product by product."""
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,6 @@ from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: Patch) -> list[str]:
-    """What packing said of the tables that are shipped now."""
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", Dispatcher())
     return shipped.ship(tmp_path, monkeypatch)

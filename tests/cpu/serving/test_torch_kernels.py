@@ -1,5 +1,3 @@
-"""PyTorch's own kernel called directly: when it is known which, and that it is asked for once."""
-
 import ctypes
 import shutil
 from collections.abc import Callable
@@ -26,7 +24,6 @@ MATMUL = torch.backends.cuda.matmul
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch as it comes, in a release that was compared."""
     release = ".".join(torch.__version__.split(".")[:2])
     monkeypatch.setattr(
         served_algorithm, "WORKSPACE_BYTES", {("sm90", release, torch.version.cuda or ""): {"none": 4096, "n": 64}}
@@ -84,14 +81,6 @@ def test_a_precision_that_changes_pytorchs_choice(name: str, value: bool, /, kno
 
 @dataclass
 class Gpu:
-    """A device that stands in, and its library.
-
-    Attributes:
-        driver: the device's, as the driver knows it.
-        device: what kernels are served on.
-        library: the stand-in of the vendor's library.
-    """
-
     driver: StandInDriver
     device: ServingDevice
     library: blaslt_library.Library
@@ -99,7 +88,6 @@ class Gpu:
 
 @pytest.fixture
 def gpu(known: None, monkeypatch: pytest.MonkeyPatch, blaslt_libraries: Path, tmp_path: Path) -> Gpu:
-    """A device whose library is the stand-in that computes on the host, in float32."""
     made = shutil.copy(blaslt_libraries / "nvidia.so", tmp_path / "blaslt.so")
     library = blaslt_library.Library(blaslt_tables.TABLES["nvidia"], ctypes.CDLL(str(made)))
     monkeypatch.setattr(blaslt, "library", lambda: library)

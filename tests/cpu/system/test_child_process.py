@@ -1,5 +1,3 @@
-"""Child processes: however one ends, the parent hears how and goes on."""
-
 import os
 import shutil
 import signal

@@ -1,5 +1,3 @@
-"""The folder of compiled files: what others put there is not used, and users who share one do without each other."""
-
 import hashlib
 import os
 import shutil
@@ -57,7 +55,6 @@ def shared(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 
 def kept_by(uid: int, folder: Path, monkeypatch: Patch) -> Path:
-    """What another user keeps in a folder."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: uid)
         return CompiledFiles(folder).keep(KEY, FILES, FACTS).path

@@ -1,5 +1,3 @@
-"""Files that are written: replaced at once, never waited for; and texts that people may read."""
-
 import errno
 import os
 import socket

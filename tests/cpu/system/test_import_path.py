@@ -1,5 +1,3 @@
-"""Modules come from folders that were named, never from the current folder."""
-
 import sys
 from pathlib import Path
 from types import ModuleType

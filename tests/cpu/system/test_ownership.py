@@ -1,5 +1,3 @@
-"""Whose files are used, by owner, group and mode; nothing here depends on who runs the tests."""
-
 import grp
 import os
 import pwd

@@ -1,5 +1,3 @@
-"""Hosts of a Ray cluster: bad addresses are reported in seconds, and a request there ends as one of a process here."""
-
 import signal
 import socket
 import sys
@@ -61,7 +59,6 @@ def test_answers_come_as_of_a_process_here(host: RemoteHost) -> None:
 
 @pytest.mark.parametrize("how", FAULTS)
 def test_a_request_ends_as_one_of_a_process_here(host: RemoteHost, how: str) -> None:
-    """And the next one finds a process."""
     kind = WorkerError if how == "missing" else type(FAULTS[how])
     for _ in range(3):
         answers = host.ask(how, 3.0)

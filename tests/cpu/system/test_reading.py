@@ -1,5 +1,3 @@
-"""Files of users are read to their end, which pipes and devices may not have."""
-
 import json
 import os
 import threading
@@ -16,7 +14,6 @@ from tritongemm.system.reading import RepeatedKeyError, keys_once, open_bytes, r
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: Patch) -> None:
-    """Pipes are given up sooner."""
     monkeypatch.setattr(reading, "WRITER_SECONDS", 0.15)
     monkeypatch.setattr(reading, "SILENCE_SECONDS", 0.3)
 

@@ -1,5 +1,3 @@
-"""Temporary folders go with their process; what a killed one left goes with the next."""
-
 import fcntl
 import os
 import subprocess
@@ -17,7 +15,6 @@ from tritongemm.system.temporary_folder import TemporaryFolder, sweep
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders go during the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(temporary_folder, "MEMORY", str(tmp_path / "none"))
     return tmp_path

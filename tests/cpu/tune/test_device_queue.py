@@ -1,5 +1,3 @@
-"""Work is drawn by whichever device is free; one that fails costs itself."""
-
 import threading
 import time
 from collections import Counter, deque

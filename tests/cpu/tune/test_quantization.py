@@ -55,8 +55,6 @@ def test_the_kernel_writes_what_the_product_reads(of: Problem, granularity: str,
 
 
 class Evaluator:
-    """Measures 3 us."""
-
     times_quantization = True
     target = loader.load_target("sm90")
 

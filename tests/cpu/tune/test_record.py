@@ -1,5 +1,3 @@
-"""What a race's result is recorded as."""
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,7 +53,6 @@ def test_where_nothing_is_right_nothing_wins(tmp_path: Path) -> None:
         def race(
             self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False
         ) -> RaceResult:
-            """None is right, nor the baseline."""
             trials = tuple(Trial(a.config, "wrong", "error 9 > 0.1", stage="final") for a in artifacts)
             return RaceResult(trials, {}, True, library_wrong="error 0.5 > 0.008")
 

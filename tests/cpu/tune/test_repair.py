@@ -1,5 +1,3 @@
-"""Stale results race with what was measured to be fast near them."""
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

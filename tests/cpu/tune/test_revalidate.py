@@ -1,5 +1,3 @@
-"""Results that are stored: checked, and timed again, without tuning."""
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Who races beside Triton's kernels: names on the command line, what backends bring, and what a bad one costs."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,7 +187,6 @@ def test_a_bad_manifest_costs_its_backend(drop: Drop, text: str | None, tmp_path
 
 
 def without_dot_scaled(target: Target) -> Target:
-    """A target whose kernels of ours can't apply powers of two along K."""
     return replace(target, features=target.features - {"dot_scaled"})
 
 

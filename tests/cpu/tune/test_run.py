@@ -1,5 +1,3 @@
-"""How the line runs: what waits for what, when it stops, and what a fault in it costs."""
-
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence

@@ -1,5 +1,3 @@
-"""Many problems are planned and searched by processes that may die, which costs nothing but time."""
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -38,7 +36,6 @@ def jobs(folder: Path, strategy: str = "guided") -> list[SearchJob]:
 
 
 def seconds_of(config: Config) -> float:
-    """A time that is a config's own."""
     return 1e-6 * (1 + sum(config.tile) % 7) * config.split_k / config.num_warps
 
 

@@ -63,7 +63,6 @@ class ScriptedEvaluator(FakeEvaluator):
         self.races: list[int] = []
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """Ten equal rounds."""
         self.races.append(problem.m)
         configs = [a.config for a in artifacts]
         samples = {c.name: (seconds_of(c, problem.m),) * 10 for c in configs}
@@ -74,7 +73,6 @@ class ScriptedEvaluator(FakeEvaluator):
         return RaceResult(trials, samples, True, library_wrong="error 1" if problem.m in self.wrong_at else "")
 
     def list_algorithms(self, problem: Problem, backend: str, limit: int) -> list[Config]:
-        """As many as are asked for."""
         waste = lambda c: -(-problem.m // c.block_m) * c.block_m + -(-problem.n // c.block_n) * c.block_n
         return sorted(TILES, key=waste)[:limit]
 
@@ -83,7 +81,6 @@ class ComparingEvaluator(ScriptedEvaluator):
     """Such a device of which tiles of 192 columns add up in another order."""
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """The same, with the bits of rows."""
         result = super().race(problem, artifacts, baseline, brief)
         trials = (replace(t, row_bits="bb" if t.config.block_n == 192 else "aa") for t in result.trials)
         return replace(result, trials=tuple(trials))

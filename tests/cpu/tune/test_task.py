@@ -1,5 +1,3 @@
-"""A size's states; layers of experts; orders of additions that lose least at any M."""
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,7 +70,6 @@ class ScriptedEvaluator(FakeEvaluator):
     """A device on which each product has another fastest config."""
 
     def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> RaceResult:
-        """Ten equal rounds, without a baseline."""
         configs = [a.config for a in artifacts]
         samples = {c.name: (seconds_of(c, problem),) * 10 for c in configs}
         trials = tuple(Trial(c, "ok", "", samples[c.name], "sundial", "final", 0.0, 0.1) for c in configs)
@@ -163,7 +160,6 @@ def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
 
 
 def test_orders_are_compared_where_one_is_expected_to_lose_most(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Beside M that are spread evenly: at M apart from each other where the model expects the largest differences."""
     slow = {(144, 4096): 1.3, (192, 8192): 1.2, (320, 4096): 1.1, (704, 2048): 1.02}
     monkeypatch.setattr(
         order_choice, "_expected", lambda _, asked: {(p, o): slow.get((p.m, o.run), 1.0) for p, o in asked}

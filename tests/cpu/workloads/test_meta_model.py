@@ -1,5 +1,3 @@
-"""Sizes of models that transformers builds, against the table of known architectures and the models themselves."""
-
 import json
 import re
 import warnings

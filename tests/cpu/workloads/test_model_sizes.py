@@ -1,5 +1,3 @@
-"""Sizes from a model's config.json: the values of real models, and what a file may do wrong."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -119,7 +117,6 @@ def test_layers_of_known_models(config: dict[str, Any], tp: int, name: str, expe
 
 
 def test_rows_are_those_that_mm_asks_for(tmp_path: Path) -> None:
-    """M is the tokens."""
     rows = sizes_of(tmp_path, QWEN3_32B, 8, (1, 77)).rows
     assert rows[1].problem == layer_problem((77, 1280, 5120), ("bf16", "bf16", "bf16"), "none")
     assert all(is_layer(row.problem) and row.operation == "linear" for row in rows)

@@ -1,5 +1,3 @@
-"""Sizes of models whose weights are fp8 in blocks, and of mixtures of experts."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,6 @@ LLAMA: dict[str, Any] = {
 
 
 def compressed(kind: str, strategies: tuple[str, str], **changes: Any) -> dict[str, Any]:
-    """The quantization_config of compressed-tensors."""
     weights = {"num_bits": 8, "type": kind, "strategy": strategies[0], "symmetric": True, "block_structure": None}
     inputs = {"num_bits": 8, "type": kind, "strategy": strategies[1], "symmetric": True, "dynamic": True}
     if strategies[0] == "block":
@@ -60,7 +57,6 @@ def compressed(kind: str, strategies: tuple[str, str], **changes: Any) -> dict[s
 
 
 def int4(**changes: Any) -> dict[str, Any]:
-    """The quantization_config of compressed-tensors for weights of four bits."""
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
     group = {"weights": weights | changes, "input_activations": None, "targets": ["Linear"]}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}

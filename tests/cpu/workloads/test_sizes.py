@@ -1,5 +1,3 @@
-"""Sizes from options and files, which M of a workload are searched, and layers of one input."""
-
 import os
 from dataclasses import replace
 from pathlib import Path

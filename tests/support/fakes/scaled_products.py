@@ -42,7 +42,6 @@ def fp8_gemm_nt(
 
 
 def bf16_gemm_nt(a: Tensor, b: Tensor, d: Tensor) -> None:
-    """`deep_gemm.bf16_gemm_nt`."""
     assert a.dtype == b.dtype == torch.bfloat16 and 1 in a.stride() and 1 in b.stride()
     d.copy_(a.float() @ b.float().T)
 
@@ -75,14 +74,12 @@ def m_grouped_fp8_gemm_nt_masked(
 
 
 def m_grouped_bf16_gemm_nt_contiguous(a: Tensor, b: Tensor, d: Tensor, layout: Tensor) -> None:
-    """As of fp8, without scales."""
     for first in range(0, a.shape[0], BLOCK):
         rows = slice(first, first + BLOCK)
         bf16_gemm_nt(a[rows], b[int(layout[first])], d[rows])
 
 
 def m_grouped_bf16_gemm_nt_masked(a: Tensor, b: Tensor, d: Tensor, counts: Tensor, expected_m: int) -> None:
-    """As of fp8, without scales."""
     for group, rows in enumerate(counts.tolist()):
         bf16_gemm_nt(a[group, :rows], b[group], d[group, :rows])
 

@@ -17,8 +17,6 @@ from tritongemm.integrations import sglang_w4, sglang_w4_experts, vllm_w4_expert
 
 
 class ServerParameter(torch.nn.Parameter):  # type: ignore[misc]
-    """As servers' classes of parameters are."""
-
     def __new__(cls, data: Tensor) -> Any:
         return super().__new__(cls, data, requires_grad=False)
 
@@ -267,14 +265,10 @@ def install_vllm_int4(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 
 class HookType(Enum):
-    """How SGLang calls a hook."""
-
     AROUND = "around"
 
 
 class HookRegistry:
-    """Keeps hooks as SGLang's registry does, and applies them to one class."""
-
     def __init__(self) -> None:
         self._hooks: dict[str, list[tuple[HookType, Any, None]]] = defaultdict(list)
 
@@ -367,7 +361,6 @@ def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, 
 
 
 def layer_of(weight: Tensor) -> Any:
-    """A layer as the servers' functions are given one."""
     return SimpleNamespace(weight=weight)
 
 

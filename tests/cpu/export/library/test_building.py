@@ -1,5 +1,3 @@
-"""Tuned results become entries: real kernels, whose launches are the backend's own at every M."""
-
 from dataclasses import replace
 from pathlib import Path
 

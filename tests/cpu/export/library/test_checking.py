@@ -1,5 +1,3 @@
-"""A result holds while the toolchain makes the code object that was measured, or the library has the version."""
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -29,7 +27,6 @@ def pool(session_cache: object) -> Iterator[BuildPool]:
 
 @pytest.fixture(scope="module")
 def entry(pool: BuildPool) -> LibraryEntry:
-    """A library's entry of a kernel that was compiled here."""
     (made,) = building.build([SIZE], NOWHERE).entries
     return made
 

@@ -1,5 +1,3 @@
-"""Helper kernels and facts of targets in a library: kept complete, merged, refused by name, and reported."""
-
 import json
 import re
 import sys
@@ -29,7 +27,6 @@ HERE = Machine(SM90, "", (), "", "")
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A library of products with scales, batches and groups."""
     stored_calls.write(tmp_path / "library", monkeypatch)
     return tmp_path / "library"
 

@@ -1,5 +1,3 @@
-"""Launches at every M are tables of numbers, and equal those of the backend."""
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

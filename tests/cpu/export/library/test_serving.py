@@ -1,5 +1,3 @@
-"""A library serves calls without a compiler; what is wrong with an entry costs its own size."""
-
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +71,6 @@ def gpu(monkeypatch: Patch) -> HostDriver:
 
 
 def call(m: int, n: int = 48, k: int = 64) -> str:
-    """Call a size, and what served it."""
     x, w = torch.randn(m, k), torch.randn(n, k)
     torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)
     return tritongemm.explain(x, w).splitlines()[0]

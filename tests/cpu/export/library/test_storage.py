@@ -1,5 +1,3 @@
-"""What is read from a library is what was written, or is refused by name; nothing is outside of it."""
-
 import hashlib
 import json
 import struct
@@ -22,7 +20,6 @@ RECORDS = tuned(linear(32, 48, 64), m_from=1), tuned(linear(16, 48, 64)), tuned(
 
 @pytest.fixture(params=["library", "library.zip"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A library of two kernels, as a folder and as an archive."""
     path: Path = tmp_path / request.param
     libraries.write(path, *RECORDS[:2])
     return path
@@ -60,7 +57,6 @@ def test_open_archives_stay_readable_and_sizes_without_a_kernel_are_kept(tmp_pat
 
 
 def _in_folder(path: Path, change: Callable[[str], str]) -> None:
-    """Change the manifest of a folder."""
     (path / MANIFEST).write_text(change((path / MANIFEST).read_text()))
 
 
@@ -179,7 +175,6 @@ def test_an_archive_with_any_bit_turned_gives_out_nothing_else(
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, str]]:
-    """An archive, and its entries by name."""
     path = tmp_path_factory.mktemp("archive") / "library.zip"
     libraries.write(path, *RECORDS[:2])
     return path.read_bytes(), {e.name: json.dumps(e.to_json()) for e in open_library(path).entries}

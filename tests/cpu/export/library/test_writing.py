@@ -1,5 +1,3 @@
-"""Libraries are merged by measured time, one process at a time, and nothing that is no library is touched."""
-
 import threading
 from dataclasses import replace
 from functools import partial

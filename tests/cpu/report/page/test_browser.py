@@ -1,5 +1,3 @@
-"""A report in a real browser: it is drawn, sorted and turned dark, without an error and without the network."""
-
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -66,13 +64,11 @@ def page(browser: Any, entire: Path) -> Iterator[Any]:
 
 
 def column(page: Any, name: str) -> int:
-    """The place of a column of the table of sizes, from 0."""
     names: list[str] = page.locator("#sizes-table th").all_text_contents()
     return names.index(name)
 
 
 def sort(page: Any, name: str) -> list[str]:
-    """Click on the name of a column; what it holds then, from above."""
     page.locator("#sizes-table th button").nth(column(page, name)).click()
     return cells(page, name)
 

@@ -1,5 +1,3 @@
-"""The figures of a report: what they say, that plotly takes them, and that text from files stays text."""
-
 import html
 import json
 import re
@@ -28,7 +26,6 @@ H200_FACTS: dict[MeasuredDevice, Target] = {DEVICE: loader.load_target("sm90", "
 
 @pytest.fixture
 def entire(tmp_path: Path) -> ReportData:
-    """A report of which nothing is missing."""
     records = [*table(4096, 4096), *table(1024, 8192)]
     run = write_run(tmp_path / "out.yaml", records, "register spills 12 > 0")
     reported = {"out.yaml.journal": history.read(run.with_name("out.yaml.journal"))}

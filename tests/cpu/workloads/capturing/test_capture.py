@@ -1,5 +1,3 @@
-"""A capture in this process: what is seen, how it is counted, and that everything is put back."""
-
 import gc
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +38,6 @@ class Model(nn.Module):  # type: ignore[misc]
 
 @pytest.fixture(params=["c", "python"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A file to capture into, with each of the two counters."""
     if request.param == "python":
         monkeypatch.setattr(hooks, "make_counter", counting.PythonCounter)
     return tmp_path / "shapes.yaml"
@@ -230,8 +227,6 @@ def test_compiled_graphs_are_counted_at_their_true_sizes(path: Path) -> None:
 
 
 class Graph:
-    """A graph of a device that is not there."""
-
     def capture_begin(self) -> None: ...
     def capture_end(self) -> None: ...
     def replay(self) -> None: ...

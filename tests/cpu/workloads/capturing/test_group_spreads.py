@@ -1,5 +1,3 @@
-"""How captured products of groups say how their rows are spread, and how that gets into what is tuned."""
-
 import json
 from pathlib import Path
 from typing import Any

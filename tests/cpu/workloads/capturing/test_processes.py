@@ -1,5 +1,3 @@
-"""Many processes, one file: forked and new ones, and one that is killed."""
-
 import os
 import re
 import signal
@@ -94,7 +92,6 @@ def counts(path: Path) -> dict[int, float]:
 
 @pytest.mark.heavy
 def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None:
-    """What was in the file stays too, and what the others write at the same time."""
     path = tmp_path / "shapes.yaml"
     path.write_text(OLD, encoding="utf-8")
     program = tmp_path / "program.py"

@@ -1,5 +1,3 @@
-"""Captured products with scale factors and of groups: what rows of a workload are of them."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

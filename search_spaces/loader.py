@@ -74,6 +74,13 @@ def target_of_device(device: str) -> str:
     return found[0] if len(found) == 1 else ""
 
 
+def chips_of(device: str) -> frozenset[str]:
+    """Return the chips of its target whose names the name of a device holds."""
+    target = target_of_device(device)
+    chips = space_file(target)["chips"] if target else ()
+    return frozenset(chip for chip in chips if _words(chip) in _words(device))
+
+
 def _words(text: str) -> str:
     """Return the words and numbers of a name, in small letters and with a blank around each."""
     return f" {' '.join(_WORD.findall(text.lower()))} "

@@ -112,6 +112,7 @@ def run(
     _print_outcome(outcome, request, reporter, compare)
     if request.invariant and not request.stop:
         print_price(outcome, [row.record for row in others if row.record is not None], reporter)
+    reporter.say_alike(f"failed: {problem.key}: {reason}" for problem, reason in outcome.failures.items())
     reporter.say_alike(f"not tuned: {row.reason}" for row in outcome.untunable)
     return shell.WRONG if outcome.failures or outcome.untunable else shell.DONE
 
@@ -135,7 +136,6 @@ def _print_outcome(outcome: TuningOutcome, request: TuneRequest, reporter: Repor
         reporter.say(f"results: {store.path}" + (f"; winners as modules: {outcome.folder}" if modules else ""))
     for line in () if request.search.server else tuned_rows.list_calls(records):
         reporter.say(line)
-    reporter.say_alike(f"failed: {problem.key}: {reason}" for problem, reason in outcome.failures.items())
 
 
 def _print_quality(tuned: Sequence[Problem], store: Store, reporter: Reporter) -> None:

@@ -147,8 +147,9 @@ class Reporter:
         self.say(" ".join(w for w in words if w))
 
     def failed(self, problem: Problem, reason: str) -> None:
-        """Report why a size has no result."""
-        self.say(f"{problem.key}: failed: {reason}")
+        """Report at once why a size has no result, where `verbose`; when a run ends it lists all of them."""
+        if self.verbose:
+            self.say(f"{problem.key}: failed: {reason}")
 
     def compiled(self, builds: Mapping[Problem, Collection[Artifact]]) -> None:
         """Print the outcome of each size's compiles; some configs share a binary, as they differ at run time."""

@@ -35,6 +35,11 @@ class Line:
     # with the baseline's seconds or None.
     value: Any
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is of a trial that did not fail."""
+        return self.kind == "trial" and b'"status": "ok"' in self.value[1].line
+
 
 @dataclass(frozen=True)
 class UnreadTrial:

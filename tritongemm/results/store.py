@@ -155,8 +155,10 @@ class Store:
                 "was measured: use --no-resume, which sets the journal aside, or choose another -o"
             )
         damaged = dict(read.damaged)
-        if not damaged and all(line.kind == "header" for line in read.lines.values()):
-            read = replace(read, lines={}, size=0)  # of a run that tried nothing, whichever target it was for
+        if not (damaged or any(line.kind == "record" or line.is_timed for line in read.lines.values())):
+            headers = (line.value for line in read.lines.values() if line.kind == "header")
+            if any(self._identity.foreign(h["target"], h["toolchain"], h.get("compute_units", 0)) for h in headers):
+                read = replace(read, lines={}, size=0)  # another target's run, in which nothing was right
         numbers: dict[Problem, int] = {}  # of the lines that hold the results
         for number, line in read.lines.items():
             if line.kind == "record":

@@ -133,17 +133,23 @@ class TunedFile:
         """Return which of the rows that the user asks for are to be tuned, and the rows of the file that can't be used.
 
         Of rows from this file itself (`source`) those of the run's device count alone. `again` tunes also what the file
-        has already. `family` is that of the file, where it does not say, or "".
+        has already. `family` is that of the file, where it does not say, or "". A file that is all of another target
+        is refused.
         """
         if source is not None and files.are_one(source, self.path):
             here = (target.name, target.compute_units)
             rows = [row for row in rows if (row.target, row.compute_units) in (("", 0), here)]
         text = read_exactly(self.path)
-        if again or not text.strip():
+        if not text.strip():
             return list(rows), ()
         there = self._format.read_usable(
             self.path, text, Defaults(fp8_encoding=target.fp8, family=family or DEFAULT_FAMILY)
         )
+        of_file = {row.target for row in there.rows} - {""}
+        if of_file and target.name not in of_file and not isinstance(self._format, ServerFormat | TunerFormat):
+            raise InputError(f"{self.path} is of {', '.join(of_file)}, not of {target.name}; {_ADVICE}")
+        if again:
+            return list(rows), ()
         known = {r.problem for r in there.rows if (r.target, r.compute_units) == (target.name, target.compute_units)}
         # A row of several products must be complete.
         asked = {row.number for row in rows if row.subject and row.problem not in known}

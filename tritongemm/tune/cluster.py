@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.cluster_pool import ClusterBuildPool
@@ -17,7 +16,7 @@ from tritongemm.measure.cluster import ClusterGpus
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Evaluator, ExternalTimer, Timer
-from tritongemm.search_spaces.loader import load_target, target_of_device
+from tritongemm.search_spaces.loader import chips_of, load_target, target_of_device
 from tritongemm.system.ray_hosts import RayHosts
 from tritongemm.tune.request import TuneRequest
 
@@ -59,9 +58,16 @@ class Cluster:
 @contextmanager
 def open_machine(request: TuneRequest, say: Callable[[str], None]) -> Iterator[tuple[Machine, Cluster | None]]:
     """Open the machine to tune on or for, and the cluster that a request names, left at the end; None without one."""
-    devices = request.devices
+    devices, output = request.devices, request.outputs.path
+    named = output and _DEVICE.search(output.name)
+    device = named[1] if named else ""
     if devices.ray is None:
-        yield find_machine(devices.target or _device_of(request.outputs.path), devices.gpu_ids, devices.ngpus), None
+        offline = "" if devices.target or count_devices() else device
+        if offline and not target_of_device(offline):
+            raise TargetError(f"-o {output}: no target is known by the device's name; give one with --target")
+        machine = find_machine(devices.target or offline or None, devices.gpu_ids, devices.ngpus)
+        _require_named(machine, device)
+        yield machine, None
         return
     with ExitStack() as stack:
         hosts = RayHosts(devices.ray)
@@ -69,12 +75,15 @@ def open_machine(request: TuneRequest, say: Callable[[str], None]) -> Iterator[t
         arch = load_target(devices.target).name if devices.target else None
         gpus = ClusterGpus(hosts, arch, devices.ngpus, say)
         stack.callback(gpus.close)
+        _require_named(gpus.machine, device)
         yield gpus.machine, Cluster(hosts, gpus)
 
 
-def _device_of(output: Path | None) -> str | None:
-    """Return the device that the name of a server's table says, where no GPU says what is tuned for."""
-    named = None if output is None or count_devices() else _DEVICE.search(output.name)
-    if named is not None and not target_of_device(named[1]):
-        raise TargetError(f"-o {output}: no target is known by the device's name; give one with --target")
-    return named and named[1]
+def _require_named(machine: Machine, device: str) -> None:
+    """Refuse an output whose name says another device than the results will be of; a name of no known one is free."""
+    chips, here = chips_of(device), chips_of(machine.product) if machine.devices else frozenset()
+    if target_of_device(device) not in ("", machine.target.name) or (chips and here and not chips & here):
+        raise TargetError(
+            f"-o: the name of the table says {device}, and results would be of {machine.product} "
+            f"({machine.target.name}): write that device's name there, or tune on a {device}"
+        )

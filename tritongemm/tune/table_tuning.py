@@ -138,7 +138,7 @@ class TableTuning:
                 result = evaluator.race(problem, artifacts, options.library, brief=True)
                 result = with_quantization(result, problem, evaluator)
         except TritonGemmError as error:
-            self._run.watcher.failed(problem, str(error))
+            self._run.watcher.say(f"{problem.key} is not measured: {error}")
             return known
         result = options.compare(problem, result)
         if not result.samples.keys() - {BASELINE_ENTRY}:

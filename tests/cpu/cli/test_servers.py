@@ -72,6 +72,9 @@ def test_a_table_of_the_servers_own_kernels(
     subject = "E=8,N=256" if len(size) > 4 else "N=512,K=1024"
     name = f"{subject},device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
     words = ["--for", "vllm", *size, "-m", "16", "--family", "a8w8_blockscale", "--algorithms", "12"]
+    for other in ("NVIDIA_H100", "AMD_Instinct_MI300X"):
+        assert tune.main([*words, "-o", str(tmp_path / name.replace("NVIDIA_H200", other))]) == 2
+        assert f"the table says {other}, and results would be of H200 (sm90)" in capsys.readouterr().err
     assert tune.main([*words, "-o", str(tmp_path / name)]) == 0
     assert "its own kernels race" in capsys.readouterr().err
     reported = json.loads((tmp_path / name).read_text(encoding="utf-8"))

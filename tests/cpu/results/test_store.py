@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import os
@@ -185,9 +186,15 @@ def test_another_gpu_is_refused_whatever_is_asked(tmp_path: Path, resume: bool) 
     assert rows(path) == [record(ONE, toolchain=measured)]
 
 
-def test_a_run_that_tried_nothing_blocks_no_other(path: Path) -> None:
+def test_a_run_without_a_time_blocks_no_other(path: Path) -> None:
     take(path).close()
     with take(path, target="sm90") as store:
+        store.add_trials(ONE, [dataclasses.replace(trial(0), status="wrong", samples=())])
+    with take(path, target="sm90") as store:
+        assert store.trials(ONE)
+    take(path, target="gfx942").close()
+    with take(path, target="sm90") as store:
+        assert not store.trials(ONE)
         store.add_trials(ONE, [trial(0)])
     fails(OutputError, "is for sm90, this run for gfx942", take, path)
 

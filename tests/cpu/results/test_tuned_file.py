@@ -73,6 +73,11 @@ def test_what_the_file_has_for_this_gpu_is_not_tuned_but_anew(tmp_path: Path) ->
     assert [row.problem for row in wanted] == [TALL] and [row.line for row in damaged] == [3]
     assert written.wanted(rows, None, MI300X, again=True)[0] == rows
     assert written.wanted(rows, None, dataclasses.replace(MI300X, compute_units=80), again=False)[0] == rows
+    tunable = opened(tmp_path / "tunableop_results0.csv")
+    tunable.path.write_text("Validator,GCN_ARCH_NAME,gfx942:xnack-\nGemmTunableOp_Half_TN,tn_2_1_3,Default,0.1\n")
+    assert tunable.wanted(rows, None, MI300X, again=True) == (rows, ())
+    with pytest.raises(InputError, match=r"0.csv is of gfx942, not of gfx950; choose another"):
+        tunable.wanted(rows, None, load_target("gfx950"), again=True)
     written = opened(tmp_path / "bf16_tuned_gemm.csv")
     written.path.write_text(f"{HEADER}\n{THERE}\n")
     rows = [FormatRow(WIDE, target="gfx942", compute_units=304), FormatRow(TALL, target="gfx950", compute_units=256)]

@@ -13,6 +13,7 @@ from typing import Any
 from scripts.tables.making import read_made
 from scripts.tables.products import Product
 from tritongemm.build.prepare import brings_kernels, compile_job
+from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.support import Support
 from tritongemm.core.target import Target
@@ -27,7 +28,7 @@ _DROPPED = ("problem", "code", "notes")
 
 
 def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.FOLDER) -> str:
-    """Write the tables of a file into the package, under the name of their GPU; return what was written, in words."""
+    """Write the tables of a file into the package, beside those of its GPU's other products; say what was written."""
     first = made.read_text(encoding="utf-8").split("\n", 1)[0]
     facts = json.loads(first.removeprefix(_HEAD))
     records = [record for record in read_made(made) if record.m_from]  # the others are races at held-out M
@@ -38,30 +39,44 @@ def pack(made: Path, products: Sequence[Product], folder: Path = shipped_tables.
     tables: dict[Any, list[Record]] = {}
     for record in records:
         tables.setdefault(record.problem.at(1), []).append(_worthwhile(record))
-    packed = {problem: list(_joined(split_at_steps(rows), target)) for problem, rows in tables.items()}
-    rows = [{**_result(record), "m": record.problem.m} for table in packed.values() for record in table]
-    common = {k: v for k, v in rows[0].items() if all(row.get(k) == v for row in rows)}
+    made_of = {
+        problem: {
+            "problem": {k: v for k, v in problem.to_json().items() if k != "m"},
+            "layers": known[problem].layers if problem in known else (),
+            "date": facts["date"],
+            "rows": [{"m": r.problem.m, "result": _result(r)} for r in _joined(split_at_steps(rows), target)],
+        }
+        for problem, rows in tables.items()
+    }
+    path = folder / f"{toolchain['device'].split()[1].lower()}.json.gz"
+    every = [product for problem, product in _packed(path).items() if problem not in made_of] + [*made_of.values()]
+    results = [row["result"] for product in every for row in product["rows"]]
+    common = {k: v for k, v in results[0].items() if all(result.get(k) == v for result in results)}
+    for row in (row for product in every for row in product["rows"]):
+        row["result"] = {k: v for k, v in row["result"].items() if k not in common}
     data = {
         "gpu": {"name": toolchain["device"], "target": target.name, "compute_units": target.compute_units,
                 "memory_gbps": gbps},
         "made": facts | {k: v for k, v in toolchain.items() if k != "device"},
         "common": common,
-        "products": [
-            {
-                "problem": {k: v for k, v in problem.to_json().items() if k != "m"},
-                "layers": known[problem].layers if problem in known else (),
-                "rows": [
-                    {"m": r.problem.m, "result": {k: v for k, v in _result(r).items() if k not in common}}
-                    for r in table
-                ],
-            }
-            for problem, table in packed.items()
-        ],
+        "products": every,
     }  # fmt: skip
-    path = folder / f"{toolchain['device'].split()[1].lower()}.json.gz"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
-    return f"{path}: {len(rows)} of {len(records)} rows, {path.stat().st_size / 1024:.0f} KiB; {_held_out(records)}"
+    count = sum(len(product["rows"]) for product in made_of.values())
+    return f"{path}: {count} of {len(records)} rows, {path.stat().st_size / 1024:.0f} KiB; {_held_out(records)}"
+
+
+def _packed(path: Path) -> dict[Problem, dict[str, Any]]:
+    """Return the tables that a file of the package has, each with complete rows; none where there is no file."""
+    if not path.exists():
+        return {}
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    for product in data["products"]:
+        product.setdefault("date", data["made"]["date"])
+        for row in product["rows"]:
+            row["result"] = data["common"] | row["result"]
+    return {Problem.from_json({**product["problem"], "m": 1}): product for product in data["products"]}
 
 
 def _worthwhile(record: Record) -> Record:

@@ -22,6 +22,8 @@ LIST = Path(__file__).with_name("models.yaml")
 MOST_TOKENS = 8192  # that a server multiplies in one step
 MOST_SEQUENCES = 512  # of a step; the output layer multiplies one token of each
 
+_GATE_AND_UP = "gate_up_proj"
+_ACTS = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}  # epilogues of models' activations
 _TYPES = {
     "bf16": Defaults.of("bf16", layout="TN"),
     # Factors as DeepGEMM's callers store them; those of our own `quantize` are stored as a row reads them.
@@ -50,13 +52,21 @@ def list_products(path: Path = LIST) -> list[Product]:
     found: dict[Problem, Product] = {}
     for entry in text["order"]:
         for row in _rows(entry, text["models"][entry["model"]]):
-            names = tuple(f"{entry['model']}, TP {entry['tp']}: {name}" for name in row.callers)
+            on = f"{entry['model']}, TP {entry['tp']}"
             high = MOST_SEQUENCES if row.callers == ("lm_head",) else MOST_TOKENS
-            known = found.get(row.problem)
-            if known is not None:
-                names, high = (*known.layers, *(n for n in names if n not in known.layers)), max(known.high, high)
-            found[row.problem] = Product(row.problem, high, names)
+            _add(found, Product(row.problem, high, tuple(f"{on}: {name}" for name in row.callers)))
+            if _GATE_AND_UP in row.callers and row.problem.family == "dense":
+                act = _ACTS[text["models"][entry["model"]].get("hidden_activation", "silu")]
+                gated = replace(row.problem, epilogue=act)
+                _add(found, Product(gated, high, (f"{on}: {_GATE_AND_UP} with {act}",)))
     return list(found.values())
+
+
+def _add(found: dict[Problem, Product], product: Product) -> None:
+    """Add a product, or its layers to those of the same one."""
+    known = found.setdefault(product.problem, product)
+    layers = dict.fromkeys((*known.layers, *product.layers))
+    found[product.problem] = replace(known, high=max(known.high, product.high), layers=tuple(layers))
 
 
 def list_models(path: Path = LIST) -> Iterator[tuple[str, dict[Problem, float]]]:

@@ -10,9 +10,11 @@ from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.operations.checks import require_tensors, wants_gradient
 from tritongemm.operations.contract import bind
 from tritongemm.operations.dense import DENSE, DenseOperands
+from tritongemm.operations.mixture import MIXTURE
 from tritongemm.operations.quantised_layer import QUANTISED_LAYER
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.linear_fp8 import explain_layer
+from tritongemm.serving.mixtures import list_products
 
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 
@@ -56,7 +58,8 @@ def explain(call: str | Callable[..., Any] | Tensor | None = None, *operands: An
         return explain_layer(checked)
     if wants_gradient(*(one for one in given if isinstance(one, Tensor))):
         return "fallback: a gradient is wanted; call it under torch.no_grad()"
-    return "\n".join(str(default_dispatcher().ask(*product)) for product in operation.products(given))
+    products = list_products(checked) if operation is MIXTURE else operation.products(given)
+    return "\n".join(str(default_dispatcher().ask(*product)) for product in products)
 
 
 def _takes_fast_path(given: DenseOperands) -> Support:

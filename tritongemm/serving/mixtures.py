@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar, cast
 
 import torch
@@ -133,6 +133,15 @@ def steps_for(*given: Any) -> MixtureSteps:
     dispatcher = default_dispatcher()
     device = dispatcher.device(tensors[0].get_device())
     return mixture_steps if device is None else MoeKernels(device.helpers, dispatcher.calls.table)
+
+
+def list_products(checked: CheckedMixture) -> Iterator[tuple[ProductOperation, Any]]:
+    """Yield the two products of a mixture, the first with its activation where rows say that one kernel is faster."""
+    first, second = MIXTURE.products(checked.given)
+    steps = steps_for(*checked.given)
+    activates = isinstance(steps, MoeKernels) and steps.act_of(checked)
+    yield next(MIXTURE.first_products(checked)) if activates else first
+    yield second
 
 
 class MoeKernels:

@@ -69,10 +69,10 @@ def _read(path: Path) -> ShippedTables:
         data = json.loads(gzip.decompress(path.read_bytes()))
         gpu, common = data["gpu"], data["common"]
         rows = list[SourceRow]()
-        made = f"shipped tables of {name}, {data['made']['date']}"
         for product in data["products"]:
             problem = Problem.from_json({**product["problem"], "m": 1})
-            where = f"{made} ({'; '.join(product['layers'])})"
+            date = product.get("date", data["made"]["date"])
+            where = f"shipped tables of {name}, {date} ({'; '.join(product['layers'])})"
             for row in product["rows"]:
                 record = Record.from_json(common | row["result"], problem.at(row["m"]))
                 rows.append(SourceRow(record, NAME, where, shipped_for=gpu["memory_gbps"]))

@@ -32,19 +32,21 @@ def listed() -> Iterator[list[Product]]:
 def test_products_are_those_of_the_published_models_the_most_served_first(listed: list[Product]) -> None:
     problems = [product.problem for product in listed]
     assert len(set(problems)) == len(problems) > 200
-    first = [(p.problem.n, p.problem.k, p.high) for p in listed[:5]]
+    first = [(p.problem.n, p.problem.k, p.problem.epilogue, p.high) for p in listed[:6]]
     assert first == [
-        (6144, 4096, 8192),
-        (4096, 4096, 8192),
-        (28672, 4096, 8192),
-        (4096, 14336, 8192),
-        (128256, 4096, 512),
+        (6144, 4096, "none", 8192),
+        (4096, 4096, "none", 8192),
+        (28672, 4096, "none", 8192),
+        (28672, 4096, "silu_mul", 8192),
+        (4096, 14336, "none", 8192),
+        (128256, 4096, "none", 512),
     ]
     by_layer = {layer: p.problem for p in listed for layer in p.layers}
     latent = by_layer["DeepSeek-V3, TP 8: fused_qkv_a_proj"]
     assert (latent.n, latent.k, latent.family) == (2112, 7168, "a8w8_blockscale")
     assert latent.a.scaling is not None and latent.a.scaling.pad == (4, 1)  # of vLLM's DeepGEMM, by default
     assert by_layer["gpt-oss 20B, TP 1: qkv_proj"].bias == "n" and by_layer["Qwen3 32B, TP 4: down_proj"].k == 6400
+    assert by_layer["Gemma 3 27B, TP 2: gate_up_proj with gelu_tanh_mul"].n == 21504
     assert all(p.a.dtype == p.c.dtype == "bf16" for p in problems if p.family == "dense")
 
 

@@ -330,4 +330,6 @@ def test_gate_and_up_are_activated_by_their_product_where_its_row_is_not_slower(
     stand_in = SimpleNamespace(ask=ask, wants_invariant_rows=invariant)
     monkeypatch.setattr(mixtures, "default_dispatcher", lambda: stand_in)
     assert MoeKernels(None, {}).act_of(MIXTURE.check(given)) == wanted  # type: ignore[arg-type]
+    monkeypatch.setattr(mixtures, "steps_for", lambda *_: MoeKernels(None, {}))  # type: ignore[arg-type]
+    assert [operands.act for _, operands in mixtures.list_products(MIXTURE.check(given))] == [wanted, ""]
     assert not MoeKernels(None, {}).act_of(MIXTURE.check(given._replace(activation="clamped_swiglu")))  # type: ignore[arg-type]

@@ -237,6 +237,9 @@ def test_groups_have_the_record_of_the_next_larger_m() -> None:
     assert served(device, 1000) == 64
     lost = serving(tuned(8), tuned(64, winner="torch"))
     assert served(lost, 3) == 8 and "PyTorch's own product won there" in str(lost.find_near(rows_of_groups(65)))
+    slow, gated = tuned(8, seconds=9e-6), replace(rows_of_groups(8), epilogue="silu_mul")
+    two = serving(tuned(8), replace(slow, problem=gated))
+    assert served(two, 5) == 8 and "one more kernel are faster than silu_mul" in str(two.find_near(gated.at(5)))
 
 
 def test_kernels_read_dense_rows_of_groups() -> None:

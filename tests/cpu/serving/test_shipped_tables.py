@@ -1,5 +1,6 @@
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 import tritongemm
+from scripts.tables import packing
 from tests.support import shipped
+from tests.support.formats import write_text
 from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_device
 from tests.support.nouns import SUPPORTED, OutputError, Patch, Problem, Record, Support, refuses
 from tritongemm.serving import kernel_loading, loaded_tables, shipped_tables, stored_kernels
@@ -55,6 +58,18 @@ def test_rows_of_one_kernel_are_packed_as_one(said: list[str]) -> None:
     ]
     assert list(found[0].held_out) == ["0", "7", "15"] and found[0].toolchain["device"] == "NVIDIA H200"
     assert for_h200.rows[0].where == f"shipped tables of h200, 2026-01-02 ({shipped.LAYER})"
+
+
+def test_a_table_is_packed_beside_those_of_other_products(said: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
+    before = [row.record for row in shipped_tables.find("H200").rows]
+    shipped_tables._read.cache_clear()
+    made = tmp_path / "more.yaml"
+    more = [replace(one, problem=replace(one.problem, epilogue="silu_mul")) for one in shipped.rows("NVIDIA H200")]
+    made.write_text('# made: {"date": "2026-01-03", "memory_gbps": 4917}\n' + write_text(*more), encoding="utf-8")
+    assert "4 of 7 rows" in packing.pack(made, [], shipped_tables.FOLDER)
+    found = shipped_tables.find("H200").rows
+    assert [row.record for row in found[:4]] == before and len(found) == 8
+    assert [row.where[24:34] for row in found[::4]] == ["2026-01-02", "2026-01-03"]
 
 
 def test_the_packages_own_tables_are_small_and_without_gaps() -> None:

@@ -30,9 +30,7 @@ CONFIGS = (
 
 @pytest.mark.parametrize("shared", ["", "a", "b"])
 @pytest.mark.parametrize(("row_a", "row_b"), LAYOUTS)
-def test_each_product_is_right_at_odd_sizes(
-    gpu: GpuEvaluator, compiler: BuildPool, row_a: bool, row_b: bool, shared: str
-) -> None:
+def test_products_of_odd_sizes(gpu: GpuEvaluator, compiler: BuildPool, row_a: bool, row_b: bool, shared: str) -> None:
     pointers = [
         Problem(*size, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), bias=bias, batch=batch)
         for size, bias, batch in (((7, 33, 70), "n", 5), ((33, 100, 777), "m", 3), ((1, 1, 1), "none", 70))

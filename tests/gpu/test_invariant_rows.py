@@ -64,9 +64,7 @@ def test_untuned_kernels(empty: Dispatcher, monkeypatch: Patch) -> None:
     assert_invariant(x, w)
 
 
-def test_rows_of_a_table_and_untuned_kernels_beyond_it(
-    empty: Dispatcher, table: list[Record], monkeypatch: Patch
-) -> None:
+def test_rows_of_a_table_and_untuned_kernels_beyond(empty: Dispatcher, table: list[Record], monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     assert {r.order for r in table} == {f"1x{K}"} and len({r.row_bits for r in table}) == 1
     x, w = operands()
@@ -77,9 +75,7 @@ def test_rows_of_a_table_and_untuned_kernels_beyond_it(
     assert torch.equal(assert_invariant(x, w), untuned), "an order gives the same bits whichever kernels have it"
 
 
-def test_a_narrow_product_has_the_order_that_races_choose_with_rows_and_without(
-    empty: Dispatcher, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_narrow_products_have_one_order_rows_or_not(empty: Dispatcher, tmp_path: Path, monkeypatch: Patch) -> None:
     n, k = 1280, 8192
     table = tune(tmp_path / "t.yaml", n, k, 128, Defaults.of("bf16", layout="TN"))
     assert len({(r.order, r.row_bits) for r in table}) == 1, {r.order for r in table}
@@ -90,9 +86,7 @@ def test_a_narrow_product_has_the_order_that_races_choose_with_rows_and_without(
     assert_invariant(x, w)
 
 
-def test_a_row_that_claims_an_order_or_bits_does_not_serve(
-    empty: Dispatcher, table: list[Record], monkeypatch: Patch
-) -> None:
+def test_rows_that_claim_order_or_bits_do_not_serve(empty: Dispatcher, table: list[Record], monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     x, w = operands()
     split = Config("tile", 16, 64, 64, 1, 4, 4, 3)
@@ -114,9 +108,7 @@ def test_a_patched_model_gives_a_sequence_the_same_bits_alone_and_in_a_batch(emp
     patch.undo()
 
 
-def test_fp8_blocks_have_the_same_bits_by_rows_and_by_untuned_kernels(
-    empty: Dispatcher, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_fp8_blocks_have_equal_bits_by_rows_and_untuned(empty: Dispatcher, tmp_path: Path, monkeypatch: Patch) -> None:
     """Activations are quantised row by row; at some M a row of the table serves, at others an untuned kernel."""
     n = 1024
     table = tune(tmp_path / "fp8.yaml", n, K, 128, Defaults.of(layout="TN", family="a8w8_blockscale"))

@@ -111,9 +111,7 @@ def all_calls(gpu_machine: Machine, tmp_path_factory: pytest.TempPathFactory) ->
     return write(built, tmp_path_factory.mktemp("all_calls") / "kernels.zip")[0]
 
 
-def test_every_call_is_served_where_nothing_can_be_compiled(
-    gpu_machine: Machine, all_calls: Path, tmp_path: Path
-) -> None:
+def test_calls_are_served_where_nothing_can_be_compiled(gpu_machine: Machine, all_calls: Path, tmp_path: Path) -> None:
     """Eager and captured, against float64; no kernel of the library is left uncalled, and no call was PyTorch's."""
     encoding = DTYPES[fp8(gpu_machine.target)].torch
     command = [sys.executable, "-m", "tests.support.stored_calls", str(all_calls), "cuda", encoding]

@@ -48,9 +48,7 @@ def test_quantising_is_timed(gpu: GpuEvaluator, family: str, scales: str, m: int
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(("m", "k"), [(1, 8321), (5, 17000), (300, 2048)])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
-def test_a_factor_of_what_is_no_number_is_nan(
-    gpu_machine: Machine, dtype: torch.dtype, m: int, k: int, value: float
-) -> None:
+def test_factors_of_no_number_are_nan(gpu_machine: Machine, dtype: torch.dtype, m: int, k: int, value: float) -> None:
     if dtype != torch.int8 and gpu_machine.target.fp8 != "fn":
         pytest.skip("another encoding of fp8")
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)

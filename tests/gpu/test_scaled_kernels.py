@@ -84,9 +84,7 @@ def problems(target: Target, family: str, scales: str, bias: str) -> list[Proble
         ("a8w8_blockscale", "group_rows", "none"),
     ],
 )
-def test_scales_are_applied_where_they_belong(
-    gpu: GpuEvaluator, compiler: BuildPool, family: str, scales: str, bias: str
-) -> None:
+def test_scales_are_in_place(gpu: GpuEvaluator, compiler: BuildPool, family: str, scales: str, bias: str) -> None:
     verify_all(gpu, compiler, problems(gpu.target, family, scales, bias), CONFIGS)
 
 
@@ -138,9 +136,7 @@ OF_MX: dict[str, dict[str, Any]] = {
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 @pytest.mark.parametrize("form", OF_MX)
-def test_kernels_apply_powers_of_two(
-    gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str, form: str
-) -> None:
+def test_powers_of_two_are_applied(gpu: GpuEvaluator, compiler: BuildPool, dtype: str, scales: str, form: str) -> None:
     if not gpu.target.has("dot_scaled"):
         pytest.skip(f"{gpu.target.name} has no dot_scaled")
     more = dict(OF_MX[form])
@@ -227,9 +223,7 @@ EXCHANGING = (
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("dense", "bf16"), ("a8w8", "int8"), ("a8w8_blockscale", "fp8e4m3fn")])
-def test_splits_add_their_sums_through_memory(
-    gpu: GpuEvaluator, tmp_path: Path, monkeypatch: Patch, family: str, dtype: str
-) -> None:
+def test_splits_add_in_memory(gpu: GpuEvaluator, tmp_path: Path, monkeypatch: Patch, family: str, dtype: str) -> None:
     monkeypatch.setattr(assembly_edits, "edit", raising(UnknownAssemblyError("a new version")))
     problem: Problem = registry.get(Family, family).problem(
         Problem(61, 528, 1040, *matrices(dtype, c="bf16", layout="TN"))

@@ -230,9 +230,7 @@ PTX = """.version 8.0
 
 
 @pytest.mark.parametrize("watched_while_loading", [True, False])
-def test_a_kernel_has_its_own_name_after_others_were_given_back(
-    device: driver.Device, watched_while_loading: bool
-) -> None:
+def test_kernels_have_their_own_name_after_others_are_freed(device: driver.Device, watched_while_loading: bool) -> None:
     """CUPTI would name it after code that was new; seen with 38 of these 40."""
     tracer, out = cupti.open_tracer(), torch.zeros(1, dtype=torch.int32, device="cuda")
     params = struct.pack("<Q", out.data_ptr())

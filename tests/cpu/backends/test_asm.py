@@ -128,9 +128,7 @@ SCALED_KERNELS = [
 
 
 @each(("family", "dtype", "symbol", "facts"), SCALED_KERNELS)
-def test_kernels_with_scales_share_k_as_aiters_tuner_has_them(
-    tmp_path: Path, family: str, dtype: str, symbol: str, facts: Target
-) -> None:
+def test_scaled_kernels_share_k_as_aiters(tmp_path: Path, family: str, dtype: str, symbol: str, facts: Target) -> None:
     """Each split in which every workgroup has complete steps of K; the rows of AITER's manifests have no subK."""
     path = write(tmp_path, f"tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n32,128,1,1,{symbol},k.co\n")
     offered = {
@@ -331,9 +329,7 @@ def plan(folder: Path, *options: str) -> int:
     return launch_plan.main([*size, "-o", str(folder), "--num_threads", "1", "--backend", "asm", *options])
 
 
-def test_plan_of_an_assembly_kernel_or_why_none_fits(
-    kernels: dict[str, OwnKernel], tmp_path: Path, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_plans_or_reasons(kernels: dict[str, OwnKernel], tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     code, launch, path = kernels["gfx942"]
     assert plan(tmp_path, "--manifest", str(path)) == 0

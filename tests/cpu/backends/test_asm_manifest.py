@@ -20,9 +20,7 @@ FP4 = "tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name\n"
     (FP4, f"32,256,0,0,{PLAIN},p.co", (32, 256, 64, False, False, False, 0)),
     ("knl_name,knl_file,tn,tileM,tileN,pf\n", f"{PLAIN},p.co,1,96,64,3", (96, 64, 64, False, False, False, 3)),
 )  # fmt: skip
-def test_every_spelling_of_the_columns(
-    header: str, values: str, expected: tuple[int | bool, ...], /, tmp_path: Path
-) -> None:
+def test_spellings_of_columns(header: str, values: str, expected: tuple[int | bool, ...], /, tmp_path: Path) -> None:
     (row,) = manifest.read(write(tmp_path, f"// of a test\n{header}# none\n{values} ; last\n/* no\nmore */\n"))
     assert (row.tile_m, row.tile_n, row.sub_k, row.split_k, row.shuffled, row.bias, row.prefetch) == expected
     assert (row.symbol, row.path, row.line) == (PLAIN, tmp_path / "p.co", 4)

@@ -295,9 +295,7 @@ def test_pairs_are_searched_where_there_are_many_rows(m: int, block_m: int, pair
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("block_m", "block_n", "warps"), [(128, 128, 8), (128, 192, 8), (192, 64, 12), (128, 256, 8)])
-def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
-    block_m: int, block_n: int, warps: int
-) -> None:
+def test_unlike_parts_and_three_groups_want_the_newest_assembler(block_m: int, block_n: int, warps: int) -> None:
     """Both parts' products of 128 and 64 columns are on their way before the first part's sum is waited for."""
     config = Config("ws_tma", block_m, block_n, 128, 4, num_warps=warps, num_stages=3, options=(("epilogue_parts", 2),))
     built, before, after = compiled(config, scaled())
@@ -316,9 +314,7 @@ def test_tiles_of_unlike_parts_and_of_three_groups_want_the_newest_assembler(
     ("12.8", "", "12.8"),
     ("12.8", "12.99", "12.8"),  # it fails, as one that TRITON_PTXAS_BLACKWELL_PATH names may
 )
-def test_the_newest_assembler_of_the_same_major_version_is_used(
-    own: str, other: str, used: str, /, monkeypatch: Patch
-) -> None:
+def test_newest_assembler_of_a_major_version_is_used(own: str, other: str, used: str, /, monkeypatch: Patch) -> None:
     import triton
     from triton.backends.nvidia import compiler
     from triton.knobs import NvidiaTool

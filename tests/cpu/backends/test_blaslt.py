@@ -267,9 +267,7 @@ def test_scales_reach_the_library_also_for_each_row_and_column(library: blaslt_l
     torch.testing.assert_close(d, b @ a * scale_b[:, None] * scale_a[None, :])
 
 
-def test_a_scaled_problem_gives_each_of_the_librarys_operands_its_own_scale(
-    library: blaslt_library.Library, monkeypatch: Patch
-) -> None:
+def test_each_of_the_librarys_operands_has_its_own_scale(library: blaslt_library.Library, monkeypatch: Patch) -> None:
     encoding = "fp8e4m3fnuz" if library.table.vendor == "amd" else "fp8e4m3fn"
     problem = registry.get(Family, "a8w8").problem(
         Problem(5, 7, 3, *matrices(encoding, c="bf16", layout="TN"), bias="n")

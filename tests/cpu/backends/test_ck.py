@@ -204,9 +204,7 @@ SHUFFLED = "ck.{}_shuffled__bm{}__bn{}__bk{}__gm1__sk1__w4__s2__interwave0__pipe
     ),
     ("a4w4_blockscale", "fp4e2m1", GFX950, "mx", "Row, ck::tensor_layout::gemm::MFMA, Row, A, int32_t"),
 )  # fmt: skip
-def test_b_in_aiters_order_has_instances_of_its_own(
-    family: str, dtype: str, facts: Target, template: str, says: str, /
-) -> None:
+def test_aiters_b_has_instances_of_its_own(family: str, dtype: str, facts: Target, template: str, says: str, /) -> None:
     order = "shuffled_16x16"
     made, operands = registry.get(Family, family).problem, matrices(dtype, c="bf16", layout="TN", order=order)
     problem = made(Problem(33, 512, 1024, *operands))
@@ -232,9 +230,7 @@ def test_b_in_aiters_order_has_instances_of_its_own(
     ("gfx942", "fp8", "a8w8_bpreshuffle", 128, SHUFFLED.format("universal", 16, 64, 256, 1)),
     ("gfx950", "fp4e2m1", "a4w4_bpreshuffle", 256, MX_SHUFFLED),
 )
-def test_instances_of_aiters_order_run(
-    arch: str, dtype: str, family: str, n: int, name: str, /, tmp_path: Path
-) -> None:
+def test_instances_for_aiters_b_run(arch: str, dtype: str, family: str, n: int, name: str, /, tmp_path: Path) -> None:
     types = ["-dtype_a", dtype, "-dtype_b", dtype, "-dtype_c", "bf16", "-col_b", "--family", family, "--target", arch]
     size = ["-m", "33", "-n", str(n), "-k", "1024", "--timeout", "600", "--num_threads", "1"]
     assert launch_plan.main([*size, *types, "--config", name, "-o", str(tmp_path)]) == 0

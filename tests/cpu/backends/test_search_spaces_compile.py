@@ -117,9 +117,7 @@ def refusals(problems: Iterable[Problem], target: Target, most: int) -> dict[str
     heavy("gfx950", "a4w4_blockscale", {"groups": 4}, 4),
     heavy("sm90", "a8w8_blockscale", {"scales": "group"}, 3),
 )
-def test_the_front_end_accepts_the_first_of_each_template(
-    target: str, family: str, given: dict[str, Any], most: int, /
-) -> None:
+def test_the_front_end_accepts_each_template(target: str, family: str, given: dict[str, Any], most: int, /) -> None:
     facts = target_files.load_target(target)
     defaults = Defaults.of(layout="TN", family=family, fp8_encoding=facts.fp8)
     assert refusals([make_problem(defaults, 1024, 1024, 4096, given)], facts, most) == {}

@@ -61,9 +61,7 @@ def grouped(counts: tuple[int, ...], n: int = 136, k: int = 200) -> Problem:
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("pair", ["block, A in groups", "block, A in rows", "block, A padded"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 40, 128), (33, 264, 328)])
-def test_a_product_is_launched_as_the_server_does(
-    name: str, pair: str, m: int, n: int, k: int, monkeypatch: Patch
-) -> None:
+def test_products_are_launched_as_servers_do(name: str, pair: str, m: int, n: int, k: int, monkeypatch: Patch) -> None:
     modules = SERVERS[name](monkeypatch)
     problem = scaled_operands.problem(m, n, k, PAIRS[pair])
     operands, exact = scaled_operands.operands(problem)

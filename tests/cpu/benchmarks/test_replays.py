@@ -4,7 +4,7 @@ import importlib
 import json
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +19,11 @@ RECORDED = BENCHMARKS / "data" / "h200_bf16_sample.jsonl.gz"
 
 
 @pytest.fixture(scope="module")
-def scripts() -> tuple[ModuleType, ModuleType]:
+def scripts() -> Any:
     return importlib.import_module("replay_tables"), importlib.import_module("compare_strategies")
 
 
-def test_tables_survive_writing_and_reading(scripts: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
+def test_tables_survive_writing_and_reading(scripts: Any, tmp_path: Path) -> None:
     tables, _ = scripts
     a, b = Config("tile", 64, 64, 32), Config("tma", 64, 64, 64)
     problem = Problem(16, 32, 64).to_json()
@@ -43,9 +43,7 @@ def test_tables_survive_writing_and_reading(scripts: tuple[ModuleType, ModuleTyp
     assert tables.read(tmp_path / "again.jsonl")[0].times == {a: 2e-6, b: "timeout"}
 
 
-def test_random_search_is_expected_exactly_and_another_correction_reorders(
-    scripts: tuple[ModuleType, ModuleType],
-) -> None:
+def test_random_search_is_expected_exactly_and_another_correction_reorders(scripts: Any) -> None:
     tables, script = scripts
     found: tuple[float | str, ...] = (5.0, 1.0, "timeout", 2.0, 2.0, 9.0)
     times = {Config("tile", 64, 64, 32, group_m=i): t for i, t in enumerate(found, 1)}
@@ -62,9 +60,7 @@ def test_random_search_is_expected_exactly_and_another_correction_reorders(
     assert set(script.Replay.prepare(table, none).order) == set(shipped.order) != shipped.order
 
 
-def test_comparison_of_strategies_on_recorded_tables(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: Capsys
-) -> None:
+def test_strategies_are_compared_on_tables(scripts: Any, tmp_path: Path, capsys: Capsys) -> None:
     tables, script = scripts
     few, out = tmp_path / "few.jsonl", tmp_path / "out.json"
     tables.write(few, tables.read(RECORDED)[6:8])
@@ -89,9 +85,7 @@ HEAD = '{"version": 1, "target": "sm90", "device": ""}\n'
         "status: odd",
     ),
 )
-def test_a_broken_table_is_named(
-    text: str, said: str, /, scripts: tuple[ModuleType, ModuleType], tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_broken_table_is_named(text: str, said: str, /, scripts: Any, tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "broken.jsonl"
     file.write_text(text)
     with pytest.raises(SystemExit):
@@ -100,7 +94,7 @@ def test_a_broken_table_is_named(
     assert str(file) in error and said in error
 
 
-def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, ModuleType]) -> None:
+def test_a_replay_goes_along_the_axes_of_its_table(scripts: Any) -> None:
     """What came to the space later would only lead to configs without a time."""
     tables, script = scripts
     times = {Config("tile", 64, n, 32, options=(("swap_ab", 0),)): 1.0 + n for n in (64, 128)}
@@ -110,7 +104,7 @@ def test_a_replay_goes_along_the_axes_of_its_table(scripts: tuple[ModuleType, Mo
     assert "poll" not in values and all(axes.config(axes.point(c)) == c for c in times)
 
 
-def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[ModuleType, ModuleType]) -> None:
+def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: Any) -> None:
     """Recorded gemv kernels had stages, which are always 1 now; their neighbours are looked for all the same."""
     tables, script = scripts
     options = (("ahead", 0), ("early", 0), ("prefetch", 1))
@@ -122,11 +116,11 @@ def test_a_replay_keeps_axes_whose_values_are_no_longer_tried(scripts: tuple[Mod
 
 
 @pytest.fixture(scope="module")
-def side_by_side() -> ModuleType:
+def side_by_side() -> Any:
     return importlib.import_module("guided_and_genetic")
 
 
-def test_compilers_start_anew_with_each_batch(side_by_side: ModuleType) -> None:
+def test_compilers_start_anew_with_each_batch(side_by_side: Any) -> None:
     """Three kernels on two cores take two turns; a kernel that only walks its tiles otherwise is compiled already."""
     first = [Trial(Config("tile", m, 64, 64), "ok", samples=(m * 1e-6,)) for m in (64, 32, 128)]
     second = [
@@ -142,7 +136,7 @@ def test_compilers_start_anew_with_each_batch(side_by_side: ModuleType) -> None:
 
 
 def test_guided_and_genetic_search_side_by_side(
-    scripts: tuple[ModuleType, ModuleType], side_by_side: ModuleType, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+    scripts: Any, side_by_side: Any, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     tables, script = scripts
     few = tmp_path / "few.jsonl"
@@ -163,11 +157,11 @@ GFX942 = target_files.load_target("gfx942")
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Any:
     return importlib.import_module("score_model")
 
 
-def test_rows_have_defaults_and_rank_among_what_the_tuner_tried(script: ModuleType) -> None:
+def test_rows_have_defaults_and_rank_among_what_the_tuner_tried(script: Any) -> None:
     rows = script.read(FIXTURE)
     assert [r.tile for r in rows] == [(256, 256, 64), (32, 32, 128), (256, 16, 64)]
     assert [r.num_sms for r in rows] == [0, 304, 0]
@@ -184,7 +178,7 @@ def test_rows_have_defaults_and_rank_among_what_the_tuner_tried(script: ModuleTy
     assert script.order(row, GFX942) != script.order(row, GFX942, script.Conditions(warm=False))
 
 
-def test_command_line(script: ModuleType, tmp_path: Path, capsys: Capsys) -> None:
+def test_command_line(script: Any, tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "score.json"
     assert script.main([str(FIXTURE), "--target", "gfx942", "--json", str(out), "--worst", "1"]) == 0
     printed = capsys.readouterr().out
@@ -193,7 +187,7 @@ def test_command_line(script: ModuleType, tmp_path: Path, capsys: Capsys) -> Non
     assert data["rows"] == 3 and set(data["agreement"]["all"]) == {"top_1", "top_5", "top_10", "top_20"}
 
 
-def test_stream_k_rows_are_ranked_by_full_tiles_of_programs_on_a_compute_unit_each(script: ModuleType) -> None:
+def test_stream_k_rows_are_ranked_by_full_tiles_of_programs_on_a_compute_unit_each(script: Any) -> None:
     row = script.Row(Problem(4864, 4096, 4096, *matrices(layout="TN")), (256, 256, 64), 304)
     assert script.score([row], GFX942)[0].rank == 1
     assert script.score([row], GFX942, script.Conditions(cut_k=True))[0].rank == 1  # nothing is left over to cut
@@ -211,7 +205,7 @@ def test_stream_k_rows_are_ranked_by_full_tiles_of_programs_on_a_compute_unit_ea
 NAME = "N=1536,K=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json"
 
 
-def test_tables_of_tiles_rank_what_they_name(script: ModuleType, tmp_path: Path, capsys: Capsys) -> None:
+def test_tables_of_tiles_rank_what_they_name(script: Any, tmp_path: Path, capsys: Capsys) -> None:
     """Tiles of 32 rows are the least that the table's tuner had, so no rule drops them where there is one row."""
     rows = {1: (32, 32), 512: (32, 64), 4096: (64, 128)}
     common = {"BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8, "num_warps": 4, "num_stages": 2}

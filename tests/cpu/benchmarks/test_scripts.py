@@ -43,18 +43,14 @@ def test_tiles_take_their_instructions_blocks_sums_parts_and_programs(floors: Mo
 
 
 @pytest.mark.parametrize("size", [(1, 4096, 4096), (256, 8192, 3584), (777, 5120, 5120), (4096, 4096, 4096)])
-def test_a_floor_is_above_all_units_at_full_rate_and_falls_with_rates_and_units(
-    floors: ModuleType, size: tuple[int, int, int]
-) -> None:
+def test_floors_exceed_full_rate_and_fall_with_rates_and_units(floors: ModuleType, size: tuple[int, int, int]) -> None:
     problem = bf16(*size)
     slow, fed, fast = (floors.Rates(7e12, b, 0).tiles(problem, 132) for b in (100e9, 140e9, math.inf))
     assert problem.flops / (132 * 7e12) <= fast <= fed <= slow
     assert floors.Rates(7e12, 140e9, 0).tiles(problem, 264) <= fed
 
 
-def test_a_floor_is_the_longer_of_multiplying_and_bringing_of_the_best_tile(
-    floors: ModuleType, monkeypatch: Patch
-) -> None:
+def test_a_floor_is_the_longer_of_multiplying_and_loading_the_best_tile(floors: ModuleType, monkeypatch: Patch) -> None:
     """Tiles are looked at from the one that multiplies fastest on, until none can be better, or enough were."""
     problem, rate, asked = bf16(256, 8192, 3584), floors.Rates(7e12, 142e9, 2e-6), []
 

@@ -120,9 +120,7 @@ def test_torch_always_runs_first_and_winners_hold(script: ModuleType) -> None:
     assert "gone" in hold.line({"key": "k", "then": 2.0, "reason": "gone", "config": "c"})
 
 
-def test_it_needs_a_gpu_and_plain_linear_layers(
-    script: ModuleType, no_gpu: None, capsys: Capsys, tmp_path: Path
-) -> None:
+def test_it_needs_a_gpu_and_linear_layers(script: ModuleType, no_gpu: None, capsys: Capsys, tmp_path: Path) -> None:
     assert script.main([]) == 2 and script.main(["--recheck", "x.yaml"]) == 2
     assert capsys.readouterr().err.count("needs a GPU") == 2
     file = tmp_path / "sizes.yaml"
@@ -131,9 +129,7 @@ def test_it_needs_a_gpu_and_plain_linear_layers(
     assert "7x33x777_bf16_TN_biasn is not x[M, K] @ w[N, K].T" in capsys.readouterr().err
 
 
-def test_a_finished_run_is_printed_without_a_gpu(
-    script: ModuleType, no_gpu: None, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_finished_runs_print_without_a_gpu(script: ModuleType, no_gpu: None, tmp_path: Path, capsys: Capsys) -> None:
     file, out = tmp_path / "sizes.yaml", tmp_path / "out.json"
     file.write_text("- {M: 16, N: 4096, K: 4096}\n")
     done = row(16, 4096, {"torch": 2.0, "ours": 1.0}) | {"k": 4096, "key": PROBLEM.key}

@@ -48,9 +48,7 @@ class Builder:
 
 
 @each(("second", "status", "order"), [(2, "ok", [1, 2]), (1, "ok", [1]), (1, "timeout", [1, 1])])
-def test_builds_begin_while_jobs_are_still_being_made(
-    tmp_path: Path, second: int, status: str, order: list[int]
-) -> None:
+def test_builds_begin_while_jobs_are_being_made(tmp_path: Path, second: int, status: str, order: list[int]) -> None:
     """What is wanted later is there, or built again where that failed: nothing waits for ever for what was reported."""
     reported = threading.Event()
 
@@ -157,9 +155,7 @@ def builds_here(pool: ClusterBuildPool, monkeypatch: Patch) -> list[CompileJob]:
     return jobs
 
 
-def test_a_kernel_that_is_compiled_away_is_in_this_hosts_cache(
-    pool: ClusterBuildPool, monkeypatch: Patch, tmp_path: Path
-) -> None:
+def test_kernels_compiled_away_are_in_our_cache(pool: ClusterBuildPool, monkeypatch: Patch, tmp_path: Path) -> None:
     here = builds_here(pool, monkeypatch)
     built = pool.build(cluster_job())
     assert built.status == "ok" and built.seconds > 0 and built.config == CONFIG and not here

@@ -83,14 +83,12 @@ def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
     (["-o", "other.csv", "program.py"], "other.csv is not a file of AITER's sizes"),
     (["-o", "columns.csv", "program.py"], "columns.csv has columns M,N,K,q_dtype_w, not M,N,K,bias"),
 )
-def test_what_cannot_be_run_is_refused(
-    words: list[str], reported: str, /, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_what_can_not_run(words: list[str], said: str, /, tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     for name, text in (("program.py", "print(1)\n"), ("other.csv", "a,b\n"), ("columns.csv", "M,N,K,q_dtype_w\n")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRITONGEMM_CAPTURE", "")  # so that what the command sets is undone
-    assert capture.main(words) == shell.REFUSED and reported in capsys.readouterr().err
+    assert capture.main(words) == shell.REFUSED and said in capsys.readouterr().err
 
 
 TINY = {

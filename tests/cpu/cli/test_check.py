@@ -70,9 +70,7 @@ def words(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_what_holds_no_result_is_refused_and_stale_results_reported(
-    results: Path, capsys: Capsys, tmp_path: Path
-) -> None:
+def test_files_without_results_are_refused_and_stale_reported(results: Path, capsys: Capsys, tmp_path: Path) -> None:
     before = results.read_bytes()
     assert command.main([str(results), "--repair"]) == 1
     said = capsys.readouterr()
@@ -145,9 +143,7 @@ class Watched(FakeEvaluator):
         return super().race(*args, **more)
 
 
-def test_each_repaired_row_is_written_when_it_is_known(
-    results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_repairs_are_written_at_once(results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys) -> None:
     """A kill in the next race costs that alone; the file is locked meanwhile, which is reported before any race."""
     watched = Watched(results, lambda path: path.read_text().splitlines())
     monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([watched]))
@@ -163,9 +159,7 @@ def test_each_repaired_row_is_written_when_it_is_known(
     assert results.read_text().splitlines()[:2] == second[:2]
 
 
-def test_a_row_that_another_program_changed_stays_its_own(
-    results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_rows_that_others_change_stay(results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys) -> None:
     """It was written while the rows were checked."""
     compare = checking.check
 

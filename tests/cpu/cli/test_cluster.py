@@ -56,9 +56,7 @@ def test_what_can_not_be_done_on_a_cluster_is_refused(ray: fake_ray.FakeRay, tmp
     assert tune.main(size) == 2 and capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")
 
 
-def test_what_a_campaign_can_not_do_on_a_cluster_is_refused(
-    ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_what_campaigns_can_not_do_on_it_is_refused(ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys) -> None:
     for words, complaint in ((("--gpus", "0"), "with --ray, --ngpus says"), (("--ngpus", "-1"), "not a whole number")):
         with pytest.raises(SystemExit):
             optimized(tmp_path, *words)

@@ -77,9 +77,7 @@ def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: Capsys) ->
     ("no model", "error: the server's answer is not one of OpenAI's HTTP API: KeyError('data')"),
     ("silent", "/health within 0.5 s; --start-limit"),
 )
-def test_a_server_that_fails(
-    fault: str, reported: str, /, words: list[str], capsys: Capsys, monkeypatch: Patch
-) -> None:
+def test_a_server_fails(fault: str, reported: str, /, words: list[str], capsys: Capsys, monkeypatch: Patch) -> None:
     if fault in ("refuse", "page", "no model"):  # it runs on
         monkeypatch.setattr(compare_server, "ENDING_SECONDS", 0.1)
     if fault == "silent":

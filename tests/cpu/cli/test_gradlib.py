@@ -182,13 +182,13 @@ def test_columns_in_any_order_keep_their_cells(untuned: Path, requests: list[Tun
     ("-i bf16_short.csv --indtype bf16", "line 3 has 3 values for 8 columns"),
     ("-i bf16_long.csv --nsets 16", "--nsets needs --model_dir"),
 )
-def test_what_can_not_be_meant(
-    flags: str, complaint: str, /, untuned: Path, requests: list[TuneRequest], capsys: Capsys
+def test_what_is_not_meant(
+    flags: str, said: str, /, untuned: Path, requests: list[TuneRequest], capsys: Capsys
 ) -> None:
     Path("bare_a4w4.csv").write_text("M,N,K\n1,2,3\n")
     Path("bf16_long.csv").write_text(f"{HEADER}\n{LINE},7\n")
     Path("bf16_short.csv").write_text(f"{HEADER}\n{LINE}\n16,64,64\n")
-    assert gradlib.main(flags.split()) == 2 and not requests and complaint in capsys.readouterr().err
+    assert gradlib.main(flags.split()) == 2 and not requests and said in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_gpu")

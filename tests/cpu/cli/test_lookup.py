@@ -33,9 +33,7 @@ def run(capsys: Capsys, *argv: str) -> tuple[int, list[str]]:
     return status, (said.out or said.err).splitlines()
 
 
-def test_rows_are_reported_with_their_place_and_files_that_are_damaged(
-    file: str, capsys: Capsys, tmp_path: Path
-) -> None:
+def test_rows_are_reported_with_their_place_and_damaged_files(file: str, capsys: Capsys, tmp_path: Path) -> None:
     status, lines = run(capsys, file, "-m", "16", *SIZE)
     assert status == 0 and lines == [
         "exact: 16x32x64_bf16_TN on sm90, 132 compute units",
@@ -85,9 +83,7 @@ def test_a_row_that_does_not_add_up_as_it_states_or_as_others_do_is_named(tmp_pa
         assert line.startswith("order     1x64, but does not serve where rows must be invariant: ") and why in line
 
 
-def test_without_a_gpu_the_device_is_that_of_all_rows(
-    file: str, tmp_path: Path, without_gpu: None, capsys: Capsys
-) -> None:
+def test_without_a_gpu_all_rows_name_the_device(file: str, tmp_path: Path, without_gpu: None, capsys: Capsys) -> None:
     words = ["-m", "16", *SIZE[:-2]]
     assert run(capsys, file, *words)[1][0] == "exact: 16x32x64_bf16_TN on sm90, 132 compute units"
     other = tmp_path / "other.yaml"
@@ -98,9 +94,7 @@ def test_without_a_gpu_the_device_is_that_of_all_rows(
     )
 
 
-def test_rows_of_another_layout_are_named_and_can_be_asked_for(
-    tmp_path: Path, without_gpu: None, capsys: Capsys
-) -> None:
+def test_rows_of_another_layout_are_named_and_looked_up(tmp_path: Path, without_gpu: None, capsys: Capsys) -> None:
     """As sizes that flags name are tuned without more; the architecture is theirs."""
     found = tmp_path / "rows.yaml"
     tuned = problem(16, 32, 64).stored(True, True)

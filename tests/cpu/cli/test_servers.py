@@ -61,9 +61,7 @@ class ScriptedEvaluator(FakeEvaluator):
 
 
 @pytest.mark.parametrize("size", [["-n", "512", "-k", "1024"], ["-n", "256", "-k", "512", "--groups=8", "--top_k=2"]])
-def test_a_table_of_the_servers_own_kernels(
-    size: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_a_table_of_a_servers_own_kernels(size: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """The complete command, but for the device: both kinds of tables, of the backend's results alone."""
     server_kernels.install_vllm(monkeypatch)
     monkeypatch.setattr(cluster, "find_machine", lambda *asked: H200)

@@ -38,9 +38,7 @@ def status_of(error: BaseException) -> int:
     (PermissionError(13, "Permission denied", "/x/y"), 2, "error: /x/y: Permission denied"),
     (OSError("no word of the system"), 2, "error: no word of the system"),
 )
-def test_what_ends_a_command_is_reported_in_one_line(
-    error: BaseException, status: int, line: str, /, capsys: Capsys
-) -> None:
+def test_what_ends_it_is_said_in_one_line(error: BaseException, status: int, line: str, /, capsys: Capsys) -> None:
     assert status_of(error) == status
     err = capsys.readouterr().err
     assert err.startswith(line) and err.count("\n") == 1 and len(err) < 500

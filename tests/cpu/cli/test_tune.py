@@ -206,9 +206,7 @@ def test_another_target(tmp_path: Path, session_cache: Path, capsys: Capsys) -> 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
-def test_a_budget_is_not_spent_on_kernels_that_only_a_gpu_can_check(
-    tmp_path: Path, session_cache: Path, capsys: Capsys
-) -> None:
+def test_budgets_are_not_spent_on_what_only_gpus_can_check(tmp_path: Path, session_cache: Path, capsys: Capsys) -> None:
     """Of this size the best predicted are all such."""
     argv = ["-m", "64", "-n", "512", "-k", "512", "-col_b", "-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16"]
     out = tmp_path / "out.yaml"

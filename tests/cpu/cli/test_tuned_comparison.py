@@ -131,8 +131,6 @@ def test_rows_of_aiters_own_kernels_and_layers_with_experts_stay(output: Path, c
     ("-i bf16_untuned_gemm.csv --compare", "--compare times rows on a GPU, and there is none"),
     ("-i bf16_untuned_gemm.csv --run_config", "--run_config times rows on a GPU, and there is none"),
 )
-def test_what_can_not_be_compared(
-    words: str, complaint: str, /, output: Path, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_what_is_not_compared(words: str, complaint: str, /, output: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(machine, "count_devices", lambda: 0)
     assert gradlib.main(words.split()) == 2 and complaint in capsys.readouterr().err

@@ -127,9 +127,7 @@ def test_winners_compile_to_binaries(target: str, tmp_path: Path) -> None:
     ],
     ids=["wide", "twelve warps", "swapped"],
 )
-def test_a_winner_fits_into_shared_memory_without_the_edits_that_make_its_slots_smaller(
-    config: Config, tmp_path: Path
-) -> None:
+def test_a_winner_fits_shared_memory_without_the_edits_that_shrink_its_slots(config: Config, tmp_path: Path) -> None:
     problem, facts = Problem(1024, 1024, 512, *matrices("bf16", layout="TN")), TARGETS["sm90"]
     with launches_for(facts, tmp_path) as made:
         modules.run_text(render.winner(problem, config, facts, "Remark."), "gemm").matmul(**operands(problem))

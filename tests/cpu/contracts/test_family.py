@@ -48,9 +48,7 @@ def test_it_is_described_and_a_problem_carries_its_scales(family: Family, proble
 
 
 @each(("batch", "groups"), [(4, 1), (1, 8)])
-def test_what_is_not_computed_is_refused(
-    family: Family, problem: Problem, target: Target, batch: int, groups: int
-) -> None:
+def test_what_it_lacks_is_refused(family: Family, problem: Problem, target: Target, batch: int, groups: int) -> None:
     """No reference is made for batches and groups, so no kernel may be tuned for them."""
     several = replace(problem, batch=batch, groups=Groups(groups) if groups > 1 else None)
     if several.kind not in family.kinds:
@@ -58,9 +56,7 @@ def test_what_is_not_computed_is_refused(
         assert not refused and several.kind in refused.reason
 
 
-def test_its_operands_are_those_of_the_problem_with_b_in_any_order(
-    family: Family, problem: Problem, target: Target
-) -> None:
+def test_its_operands_are_the_problems_with_b_in_any_order(family: Family, problem: Problem, target: Target) -> None:
     operands = family.make_inputs(problem, "cpu")
     assert set(operands) == {"a", "b", *(e.name for e in problem.extras)}
     assert operands["a"].shape == (problem.m, problem.k // problem.a.type.packed)

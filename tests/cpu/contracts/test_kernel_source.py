@@ -100,9 +100,7 @@ class Untouchable(TorchKernels):
 
 @every_source
 @pytest.mark.parametrize("call", CALLS)
-def test_a_capture_loads_nothing_and_its_answer_does_not_last(
-    source: KernelSource, call: str, monkeypatch: Patch
-) -> None:
+def test_captures_load_nothing_and_answer_for_the_moment(source: KernelSource, call: str, monkeypatch: Patch) -> None:
     """But that of a kernel that was loaded before."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     kernels = device(None)
@@ -111,9 +109,7 @@ def test_a_capture_loads_nothing_and_its_answer_does_not_last(
     assert isinstance(answer, Support) or answer.kernel is not None or not answer.lasting
 
 
-def test_they_are_asked_in_the_order_of_their_ranks_and_the_last_serves_every_call(
-    no_capture: None, example: None
-) -> None:
+def test_they_are_asked_in_the_order_of_ranks_and_the_last_serves_every_call(no_capture: None, example: None) -> None:
     last = Dispatcher().sources[-1]
     assert all(isinstance(last.resolve(call, device(None)), Resolution) for call in CALLS.values())
     assert [source.name for source in Dispatcher().sources] == [

@@ -57,9 +57,7 @@ def test_it_tries_kept_configs_once_within_the_budget_and_ends(
     assert len(set(tried)) == len(tried) and set(tried) <= set(entire[1].configs)
 
 
-def test_batches_are_equal_within_the_budget_and_seeds_come_first(
-    strategy: Strategy, entire: tuple[Space, Predictions]
-) -> None:
+def test_batches_are_equal_in_the_budget_and_seeds_first(strategy: Strategy, entire: tuple[Space, Predictions]) -> None:
     first, second = (play(strategy, SearchPlan(*entire), 30, noisy) for _ in range(2))
     assert first == second
     tried = [c for batch in play(strategy, SearchPlan(*entire), 0, noisy) for c in batch]

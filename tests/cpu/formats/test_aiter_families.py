@@ -88,9 +88,7 @@ def test_one_scale_for_an_operand_is_taken_for_no_other_scales() -> None:
     ("a8w8_untuned_x.csv", "dense", "M,N,K,m", "16", "line 1 has the column M twice"),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::tritongemm.core.errors.RemarkWarning")
-def test_a_files_name_and_its_columns_belong_together(
-    name: str, family: str, columns: str, row: str, found: str, /
-) -> None:
+def test_files_name_and_columns_belong_together(name: str, family: str, columns: str, row: str, found: str, /) -> None:
     """Sizes may have columns beside their family's, as AITER's tuners take what they know; results may not."""
     try:
         (size,) = read(name, f"{columns}\n16,512,4096{',' * bool(row)}{row}\n", family)

@@ -31,9 +31,7 @@ def tracer(library: ctypes.CDLL) -> cupti.CuptiTracer:
     return cupti.CuptiTracer(library)
 
 
-def test_memory_operations_and_more_records_than_a_buffer_are_in_a_trace(
-    library: ctypes.CDLL, tracer: cupti.CuptiTracer
-) -> None:
+def test_traces_have_memory_operations_and_more_than_a_buffer(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     library.fake_memset(500, 600, 1)
     with traced(tracer) as trace:
         library.fake_launch(b"gemm", 3000, 3500, 9)

@@ -50,9 +50,7 @@ def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
 
 
 @pytest.mark.parametrize("monolithic", [False, True])
-def test_mixtures_with_rows_are_served(
-    tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch, monolithic: bool
-) -> None:
+def test_mixtures_are_served(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch, monolithic: bool) -> None:
     def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:
         if operands.x.shape[0] != len(TOKENS):
             spread = operands._replace(topk_ids=torch.zeros_like(operands.topk_ids))

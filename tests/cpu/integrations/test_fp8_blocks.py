@@ -2,7 +2,7 @@
 
 import logging
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +39,7 @@ def table(tmp_path: Any, unloaded: Dispatcher, monkeypatch: Patch) -> Dispatcher
 
 
 @pytest.fixture
-def tuned(monkeypatch: Patch) -> Iterator[list[BlockOperands]]:
+def tuned(monkeypatch: Patch) -> list[BlockOperands]:
     """Operands of the calls that a tuned kernel serves: those of M rows, on any device."""
     calls: list[BlockOperands] = []
 
@@ -51,7 +51,7 @@ def tuned(monkeypatch: Patch) -> Iterator[list[BlockOperands]]:
 
     monkeypatch.setattr("tritongemm.serving.server_calls.product_or", product_or)
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
-    return iter([calls])
+    return calls
 
 
 def operands(rows: int, n: int = N, quantised: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -79,10 +79,8 @@ def sglangs(table: Dispatcher, monkeypatch: Patch) -> tuple[Any, Any]:
     return places, mode
 
 
-def test_vllms_kernels_compute_what_no_row_holds_for(
-    kinds: Any, tuned: Iterator[list[BlockOperands]], caplog: Caplog
-) -> None:
-    calls = next(tuned)
+def test_vllms_kernels_compute_what_no_row_holds_for(kinds: Any, tuned: list[BlockOperands], caplog: Caplog) -> None:
+    calls = tuned
     for kind, quantised in zip(kinds, (True, False), strict=True):
         kernel = kind()
         for given in (operands(3, quantised=quantised), operands(M, 128, quantised), operands(3, 128, quantised)):
@@ -108,14 +106,14 @@ def test_vllms_kernels_compute_what_no_row_holds_for(
 @pytest.mark.parametrize("order", ["", f"1x{K} blocks of 128 by wgmma"])
 def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_not_matter(
     unloaded: Dispatcher,
-    tuned: Iterator[list[BlockOperands]],
+    tuned: list[BlockOperands],
     tmp_path: Any,
     monkeypatch: Patch,
     caplog: Caplog,
     order: str,
 ) -> None:
     write_table(tmp_path, monkeypatch, order=order, row_bits="aa" if order else "")
-    calls, wanted = next(tuned), 3.0 if order else 5.0
+    calls, wanted = tuned, 3.0 if order else 5.0
     hooks, places, mode = servers.install_sglang(monkeypatch)
     sglang.register()
     hooks.apply_hooks()
@@ -136,10 +134,8 @@ def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_n
     assert bool((kernel.apply_block_scaled_mm(*operands(M, 128)) == 5).all()) and len(calls) == bool(order)
 
 
-def test_parameters_of_a_servers_class_reach_tuned_kernels_as_plain_tensors(
-    kinds: Any, tuned: Iterator[list[BlockOperands]]
-) -> None:
-    calls, kernel, (a, b, of_a, of_b) = next(tuned), kinds[0](), operands(M)
+def test_parameters_of_a_servers_class_are_plain_tensors(kinds: Any, tuned: list[BlockOperands]) -> None:
+    calls, kernel, (a, b, of_a, of_b) = tuned, kinds[0](), operands(M)
     weight, scale = servers.ServerParameter(b), servers.ServerParameter(of_b)
     traced = torch.compile(lambda a, of_a: kernel.apply_block_scaled_mm(a, weight, of_a, scale), backend="eager")
     for result in (kernel.apply_block_scaled_mm(a, weight, of_a, scale), traced(a, of_a)):
@@ -150,7 +146,7 @@ def test_parameters_of_a_servers_class_reach_tuned_kernels_as_plain_tensors(
 
 
 def test_a_capture_sees_compiled_layers(
-    unloaded: Dispatcher, tuned: Iterator[list[BlockOperands]], tmp_path: Any, monkeypatch: Patch
+    unloaded: Dispatcher, tuned: list[BlockOperands], tmp_path: Any, monkeypatch: Patch
 ) -> None:
     """Without a table; what torch.compile traces reads no environment."""
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
@@ -161,12 +157,12 @@ def test_a_capture_sees_compiled_layers(
     vllm.register()
     kernel, (a, b, of_a, of_b) = kind(), operands(M, 128)
     layer = torch.compile(kernel.apply_block_scaled_mm, fullgraph=True, backend="eager", dynamic=True)
-    assert bool((layer(a, b, of_a, of_b) == 3).all()) and len(next(tuned)) == 1
+    assert bool((layer(a, b, of_a, of_b) == 3).all()) and len(tuned) == 1
     assert envs.environment_variables["TRITONGEMM_CONFIG"]() == "capture"
 
 
-def test_vllms_layers_with_a_factor_per_row(kinds: Any, tuned: Iterator[list[BlockOperands]]) -> None:
-    calls = next(tuned)
+def test_vllms_layers_with_a_factor_per_row(kinds: Any, tuned: list[BlockOperands]) -> None:
+    calls = tuned
 
     def layer(a: Tensor, n: int = N) -> Tensor:
         factors, b = (torch.ones(a.shape[0], 1), torch.ones(n, 1)), torch.ones(n, K).to(FP8).t()
@@ -205,10 +201,10 @@ def test_without_scales_in_the_table_nothing_is_wrapped(config: Any, monkeypatch
 
 
 def test_sglangs_method_computes_what_no_row_holds_for(
-    sglangs: tuple[Any, Any], tuned: Iterator[list[BlockOperands]], caplog: Caplog
+    sglangs: tuple[Any, Any], tuned: list[BlockOperands], caplog: Caplog
 ) -> None:
     places, mode = sglangs
-    calls, method = next(tuned), places.Fp8LinearMethod
+    calls, method = tuned, places.Fp8LinearMethod
     _, weight, _, scale = operands(1)
     layer = SimpleNamespace(weight=weight, weight_scale_inv=scale)
     x = torch.ones(M, K, dtype=torch.bfloat16)
@@ -231,8 +227,8 @@ def test_sglangs_method_computes_what_no_row_holds_for(
     assert bool((method(block_quant=True).apply(layer, x) == 3).all())
 
 
-def test_sglangs_other_fp8_layers(sglangs: tuple[Any, Any], tuned: Iterator[list[BlockOperands]]) -> None:
-    (places, mode), calls = sglangs, next(tuned)
+def test_sglangs_other_fp8_layers(sglangs: tuple[Any, Any], tuned: list[BlockOperands]) -> None:
+    (places, mode), calls = sglangs, tuned
     (x, weight, _, scale), scheme = operands(M, quantised=False), places.CompressedTensorsW8A8Fp8()
     layer = SimpleNamespace(weight=weight, weight_scale=scale)
     assert bool((scheme.apply_weights(layer, x) == 3).all()) and calls.pop().weight_scale is scale

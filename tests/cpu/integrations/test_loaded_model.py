@@ -90,9 +90,7 @@ def test_what_is_said_of_a_model(unloaded: Dispatcher, monkeypatch: Patch) -> No
     )
 
 
-def test_loading_a_model_says_so_and_never_fails(
-    config: Path, unloaded: Dispatcher, monkeypatch: Patch, caplog: Caplog
-) -> None:
+def test_loading_a_model_never_fails(config: Path, unloaded: Dispatcher, monkeypatch: Patch, caplog: Caplog) -> None:
     install_vllm(monkeypatch)
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 

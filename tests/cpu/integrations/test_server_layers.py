@@ -72,7 +72,7 @@ def mixtures(monkeypatch: Patch) -> list[MixtureOperands]:
 
 
 @pytest.fixture
-def experts_table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
+def of_mixtures(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     name_table(tmp_path, monkeypatch, record(product("dense", 32, 2 * INNER, HIDDEN, "bf16", groups=Groups(EXPERTS))))
 
 
@@ -138,7 +138,7 @@ def test_a_version_of_sglang_without_these_methods(config: Path, monkeypatch: Pa
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_vllms_mixtures(
-    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: Patch, caplog: Caplog, scaled: bool
+    of_mixtures: None, mixtures: list[MixtureOperands], monkeypatch: Patch, caplog: Caplog, scaled: bool
 ) -> None:
     install_vllm(monkeypatch)
     modular = install_vllm_mixtures(monkeypatch)
@@ -187,9 +187,7 @@ def test_vllms_mixtures(
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_sglangs_mixtures(
-    experts_table: None, mixtures: list[MixtureOperands], monkeypatch: Patch, scaled: bool
-) -> None:
+def test_sglangs_mixtures(of_mixtures: None, mixtures: list[MixtureOperands], monkeypatch: Patch, scaled: bool) -> None:
     hooks, places, mode = install_sglang(monkeypatch)
     sglang.register()
     hooks.apply_hooks()
@@ -244,9 +242,7 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
 
 
 @pytest.mark.parametrize(("tokens", "holds"), [(16, True), (15, False)])
-def test_rows_of_a_capture_hold_for_every_spread_over_experts(
-    unloaded: Dispatcher, monkeypatch: Patch, tokens: int, holds: bool
-) -> None:
+def test_captured_rows_hold_for_any_spread(unloaded: Dispatcher, monkeypatch: Patch, tokens: int, holds: bool) -> None:
     """A capture knows how rows were spread in its calls, and a call's spread is known to the GPU alone."""
     run_on_cpu(monkeypatch)
     groups = Groups(EXPERTS, spread="captured", counts=(20, 8, 4, 0))

@@ -84,9 +84,7 @@ def test_a_capture_sees_layers_outside_compiled_code(unloaded: Dispatcher, tmp_p
     assert '"M": 5, "N": 32, "K": 64' in (tmp_path / "sizes.yaml").read_text()
 
 
-def test_a_kernel_that_cannot_be_launched_leaves_the_call_to_the_server(
-    config: Path, unloaded: Dispatcher, monkeypatch: Patch
-) -> None:
+def test_where_kernels_do_not_launch_vllm_computes(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     _, utils = install_vllm(monkeypatch)
     vllm.register()
 
@@ -100,9 +98,7 @@ def test_a_kernel_that_cannot_be_launched_leaves_the_call_to_the_server(
         assert utils.default_unquantized_gemm(None, make(16, 64), make(32, 64)).shape == (16, 32)  # asked once
 
 
-def test_the_operation_computes_what_no_row_holds_for_as_the_server_does(
-    config: Path, unloaded: Dispatcher, monkeypatch: Patch
-) -> None:
+def test_what_no_row_holds_for_is_computed_as_by_vllm(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     install_vllm(monkeypatch)
     vllm.register()
     operands = torch.randn(2, 8, 64), torch.randn(32, 64), torch.randn(32)
@@ -135,9 +131,7 @@ def test_nothing_is_served_where_batches_must_not_matter_and_no_row_states_its_o
     assert "VLLM_BATCH_INVARIANT is set, and no row states its order (tune --invariant)" in caplog.text
 
 
-def test_rows_that_state_their_order_serve_where_batches_must_not_matter(
-    config: Path, unloaded: Dispatcher, monkeypatch: Patch
-) -> None:
+def test_rows_of_a_stated_order_serve_invariant_calls(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     envs, utils = install_vllm(monkeypatch)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     before, row = utils.default_unquantized_gemm, record(problem(16, 32, 64), order="1x64", row_bits="aa")

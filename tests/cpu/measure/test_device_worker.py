@@ -121,9 +121,7 @@ def test_who_reads_beyond_an_operand_faults_in_the_final(device: Device, tmp_pat
     assert FAULTS["faults"] in trials[1].reason
 
 
-def test_a_device_without_guarded_memory_verifies_all_the_same(
-    device: Device, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_devices_without_guarded_memory_verify_all_the_same(device: Device, tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(self: Device, nbytes: int) -> None:
         raise UnavailableError("the driver has no hipMemCreate; a newer driver is needed")
 
@@ -131,9 +129,7 @@ def test_a_device_without_guarded_memory_verifies_all_the_same(
     assert [t.status for t in verify(candidates(tmp_path, "right", "wrong"))] == ["ok", "wrong"]
 
 
-def test_operands_that_take_much_of_the_free_memory_are_verified_where_they_are(
-    device: Device, monkeypatch: Patch
-) -> None:
+def test_operands_of_much_of_the_free_memory_are_verified_where_they_are(device: Device, monkeypatch: Patch) -> None:
     operands = {"a": torch.ones(100), "b": torch.ones(20, 5).T, "c": torch.zeros(0, 5)}
     for free, found in ((3200, True), (3199, False)):
         monkeypatch.setattr(Device, "memory", lambda _, free=free: (free, 1 << 34))
@@ -144,9 +140,7 @@ def test_operands_that_take_much_of_the_free_memory_are_verified_where_they_are(
             assert copies.tensors["b"].stride() == operands["b"].stride()
 
 
-def test_samples_follow_the_same_kernel_and_a_check_runs_no_race(
-    device: Device, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_samples_follow_the_same_kernel_and_checks_no_race(device: Device, tmp_path: Path, monkeypatch: Patch) -> None:
     (trial,) = verify(candidates(tmp_path, "right"))
     assert trial.status == "ok" and trial.error is not None and not trial.samples
     assert device.graphs == 0 and device.modules == 0
@@ -231,9 +225,7 @@ def test_libraries_list_and_race_their_own(device: Device, monkeypatch: Patch) -
 
 @pytest.mark.parametrize("own_c", [True, False])
 @pytest.mark.parametrize("added", [0.0, 1.0])
-def test_a_library_whose_result_is_wrong_does_not_race(
-    device: Device, tmp_path: Path, monkeypatch: Patch, added: float, own_c: bool
-) -> None:
+def test_wrong_libraries_leave(device: Device, tmp_path: Path, monkeypatch: Patch, added: float, own_c: bool) -> None:
     """One element of C is wrong, or none; as some of PyTorch's functions do, it may make C, in another shape."""
 
     def operation(problem: Problem, operands: Operands, config: Config | None = None) -> Callable[[], object]:

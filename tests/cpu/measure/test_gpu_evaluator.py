@@ -78,9 +78,7 @@ def answers(job: MeasureJob, trial: Callable[[Config], Trial] = passed) -> Itera
         yield samples_of(configs_of(job))
 
 
-def test_the_gpu_process_is_asked_for_what_a_library_has(
-    gpu: GpuEvaluator, answering: Answering, monkeypatch: Patch
-) -> None:
+def test_gpu_processes_list_what_a_library_has(gpu: GpuEvaluator, answering: Answering, monkeypatch: Patch) -> None:
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
         yield READY
         if len(jobs) == 2:
@@ -98,9 +96,7 @@ def test_the_gpu_process_is_asked_for_what_a_library_has(
     assert len(jobs) == 2
 
 
-def test_a_library_is_not_asked_for_what_it_does_not_compute(
-    gpu: GpuEvaluator, answering: Answering, monkeypatch: Patch
-) -> None:
+def test_libraries_list_what_they_can_compute(gpu: GpuEvaluator, answering: Answering, monkeypatch: Patch) -> None:
     """cuBLASLt would list algorithms for one product of a grouped problem's sizes."""
     jobs = answering(lambda job: iter([READY, Algorithms((CONFIGS[0],))]))
     monkeypatch.setattr(registry.get(Backend, "blaslt"), "available", lambda: SUPPORTED)
@@ -145,9 +141,7 @@ def test_a_candidate_without_a_launch_or_that_raises_costs_itself(gpu: GpuEvalua
         }
 
 
-def test_a_process_that_fails_before_a_candidate_ran_is_no_candidates_fault(
-    gpu: GpuEvaluator, answering: Answering
-) -> None:
+def test_failures_before_candidates_run_are_no_fault_of_theirs(gpu: GpuEvaluator, answering: Answering) -> None:
     """It is tried in a new process, more often if a program killed it; then the size fails, not its candidates."""
     faults: list[Exception] = [WorkerDied("signal SIGKILL")]
 
@@ -260,9 +254,7 @@ def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, answering: 
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_process_that_others_kill_is_no_fault_of_the_candidate(
-    gpu: GpuEvaluator, answering: Answering, deaths: int
-) -> None:
+def test_processes_that_others_kill_are_no_ones_fault(gpu: GpuEvaluator, answering: Answering, deaths: int) -> None:
     """It is tried again once; if it is killed once more, a later run tries it again."""
     left: list[int] = []
 

@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,9 +155,7 @@ def timer() -> ExternalTimer:
     return registry.get(ExternalTimer, "rocprofv3")
 
 
-def run(
-    problem: Problem = SIZE, configs: Sequence[Config] = CONFIGS, baseline: str = "torch"
-) -> dict[str, list[float]]:
+def run(problem: Problem = SIZE, configs: list[Config] = CONFIGS, baseline: str = "torch") -> dict[str, list[float]]:
     target = target_files.load_target("gfx942")
     job = ExternalRaceJob(
         problem, target, tuple(configs), baseline, 0, rotating_mb=64, warmup=2, iters=3, timeout_s=30.0

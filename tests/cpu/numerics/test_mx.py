@@ -104,9 +104,7 @@ def test_gemv_multiplies_numbers_by_their_powers(dtype: str, scales: str, /, int
     (*FORMS[2], "a"),
     *(pytest.param(*FORMS[i], "", marks=pytest.mark.heavy) for i in (0, 3)),  # a kernel of groups has these
 )
-def test_each_product_of_a_batch_has_its_own_powers(
-    dtype: str, scales: str, shared: str, /, interpreted: Interpreted
-) -> None:
+def test_products_of_a_batch_have_own_powers(dtype: str, scales: str, shared: str, /, interpreted: Interpreted) -> None:
     problem = of(dtype, scales, 5, 21, 160, batch=2, shared=shared)
     target, family = target_files.load_target("sm100"), registry.get(Family, problem.family)
     assert family.supports(problem, target)
@@ -236,9 +234,7 @@ IN_GROUPS = (
 @pytest.mark.parametrize("arch", EMULATED)
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 @pytest.mark.parametrize("kind", ["gemv", "batch", "shared", "groups", "masked"])
-def test_amd_gemv_batches_and_groups_run_in_an_emulator(
-    tmp_path: Path, arch: str, dtype: str, scales: str, kind: str
-) -> None:
+def test_amd_gemv_batches_and_groups_emulated(tmp_path: Path, arch: str, dtype: str, scales: str, kind: str) -> None:
     if kind in ("groups", "masked"):
         problem, configs = uneven(dtype, scales, 36 if kind == "masked" else 0), IN_GROUPS
     elif kind == "gemv":

@@ -99,9 +99,7 @@ def test_which_kernels_fit(symbol: str, shuffled: int, one: Problem, reason: str
     (I8, "a8w8", 1280, [1, 2, 3, 4, 5]),
     (BLOCK, "a8w8_blockscale", 2048, [1, 2, 3, 4, 6, 8]),
 )
-def test_every_split_that_aiters_tuner_tries(
-    symbol: str, family: str, k: int, offered: list[int], /, tmp_path: Path
-) -> None:
+def test_splits_that_aiter_tries(symbol: str, family: str, k: int, offered: list[int], /, tmp_path: Path) -> None:
     path = tmp_path / "kernels.csv"
     path.write_text(f"{MANIFEST}32,256,1,1,{symbol},k.co\n")
     found, _ = asm.survey(problem(family, m=128, k=k), GFX950 if symbol == MX else GFX942, [path])

@@ -84,9 +84,7 @@ def test_the_limit_of_the_run_and_other_stages(clock: list[float]) -> None:
     (2, 6080, 128, "128 of 6,080 configs are compiled, the best predicted of each size: about 2 min on 2 cores", 0.0),
     (1, 11, 11, "", 15.0),
 )
-def test_what_is_compiled_without_a_gpu_is_said_before(
-    sizes: int, kept: int, tried: int, said: str, limit: float, /
-) -> None:
+def test_what_is_compiled_without_a_gpu_is_said(sizes: int, kept: int, tried: int, said: str, limit: float, /) -> None:
     run = begun(sizes, tried, seconds=limit)
     run.stage(KEPT, kept)
     lines = list(run.estimate(2))

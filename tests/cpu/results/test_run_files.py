@@ -30,9 +30,7 @@ def put_link(path: Path) -> None:
 
 @each("suffix", BESIDE)
 @each("put", [put_text, put_link, os.mkfifo, Path.mkdir])
-def test_what_stands_beside_an_output_is_refused_at_once(
-    tmp_path: Path, suffix: str, put: Callable[[Path], None]
-) -> None:
+def test_what_is_beside_an_output_is_refused_at_once(tmp_path: Path, suffix: str, put: Callable[[Path], None]) -> None:
     """A lock of another program, a pipe without a reader, a link that was planted: each stays as it is."""
     path = tmp_path / f"out.yaml{suffix}"
     put(path)

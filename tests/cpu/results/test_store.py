@@ -108,9 +108,7 @@ def test_runs_that_do_not_go_together(other: dict[str, Any], complaint: str, /, 
     (b"- {M: 1, N: 1}\n", InputError, r"out\.yaml: row 1 \(line 1\) has no K"),
     (b"\xff\xfe\x00", InputError, r"out\.yaml is not text"),
 )
-def test_an_output_that_is_something_else(
-    text: bytes, error: type[Exception], complaint: str, /, tmp_path: Path
-) -> None:
+def test_an_output_is_something_else(text: bytes, error: type[Exception], complaint: str, /, tmp_path: Path) -> None:
     path = tmp_path / "out.yaml"
     path.write_bytes(text)
     fails(error, complaint, take, path)

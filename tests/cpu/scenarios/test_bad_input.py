@@ -53,13 +53,11 @@ def test_bad_files(text: str, complaint: str, /, tmp_path: Path, capsys: Capsys)
     (("--gemm_size_file", "absent.yaml"), "absent.yaml: there is no such file"),
     (("--workload", "absent.yaml"), "absent.yaml"),
 )
-def test_bad_options(
-    argv: tuple[str, ...], complaint: str, /, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
+def test_bad_options(argv: tuple[str, ...], said: str, /, tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     assert tune.main(argv) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: ") and complaint in err and not list(tmp_path.iterdir())
+    assert err.startswith("error: ") and said in err and not list(tmp_path.iterdir())
 
 
 OF_TUNE = [

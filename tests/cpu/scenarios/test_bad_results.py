@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import passed
+from tests.support.nouns import Capsys, Patch
 from tritongemm.cli import export, tune
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 
@@ -30,7 +31,7 @@ BAD = {  # what is wrong with a row: its warps and further keys, its target, and
 
 
 @pytest.fixture
-def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def argv(tmp_path: Path, monkeypatch: Patch) -> list[str]:
     """The arguments of a command that runs results again: one that is right, and after it all that are bad."""
     rows = [RIGHT]
     for m, (name, (warps, more, _)) in enumerate(BAD.items(), start=17):
@@ -48,9 +49,7 @@ def reported(said: str, first: str, path: str) -> list[str]:
     return lines
 
 
-def test_commands_refuse_or_leave_out_each_by_itself(
-    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_refuse_or_leave_out_each_by_itself(argv: list[str], tmp_path: Path, capsys: Capsys) -> None:
     assert export.main([argv[1], "-o", str(tmp_path / "kernels"), "--target", "gfx942"]) == 0
     lines = reported(capsys.readouterr().err, "left out: ", argv[1])
     assert len(lines) == len(BAD) and all(why in line for line, (*_, why) in zip(lines, BAD.values(), strict=True))
@@ -69,7 +68,7 @@ def test_commands_refuse_or_leave_out_each_by_itself(
     assert foreign[1:4] == ["-", "5.00", "-"] and "refused" in foreign, "no prediction stands beside another GPU's time"
 
 
-def test_what_a_template_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_template_lacks_is_named(tmp_path: Path, capsys: Capsys) -> None:
     """Each of these divided by zero, or hung a GPU."""
     lacking = (64, 16, 4, 3), (64, 64, 2, 3), (64, 64, 8, 3), (64, 64, 4, 1)
     rows = "".join(
@@ -85,7 +84,7 @@ def test_what_a_template_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert all(why in line for line, why in zip(reasons, wanted, strict=True))
 
 
-def test_a_size_that_no_launch_can_compute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_no_launch_can_compute(tmp_path: Path, capsys: Capsys) -> None:
     """Neither its operands nor its grid could be; it is refused before anything is planned or compiled."""
     largest = ["-m", "2147483647", "-n", "2147483647", "-k", "16", "-o", str(tmp_path / "out" / "out.yaml")]
     assert tune.main(largest) == 2

@@ -30,9 +30,7 @@ ODD = Problem(17, 19, 21, *matrices(layout="TN"), batch=2)
 
 
 @apart(("", True, False, "n"), ("", False, True, "m"), ("a", True, False, "n"), ("b", False, True, "m"))
-def test_pointer_templates_at_odd_sizes(
-    shared: str, row_a: bool, row_b: bool, bias: str, /, interpreted: Interpreted
-) -> None:
+def test_pointers_at_odd_sizes(shared: str, row_a: bool, row_b: bool, bias: str, /, interpreted: Interpreted) -> None:
     problem = replace(
         ODD, bias=bias, a=ODD.a._replace(shared=shared == "a"), b=ODD.b._replace(shared=shared == "b")
     ).stored(row_a, row_b)
@@ -40,9 +38,7 @@ def test_pointer_templates_at_odd_sizes(
 
 
 @apart(("", True, False, 24), ("", False, True, 32), ("a", False, True, 32), ("b", True, False, 24))
-def test_descriptors_cover_the_batch(
-    shared: str, row_a: bool, row_b: bool, k: int, /, interpreted: Interpreted
-) -> None:
+def test_descriptors_cover_a_batch(shared: str, row_a: bool, row_b: bool, k: int, /, interpreted: Interpreted) -> None:
     """M is no multiple of a tile: what a block reads of the next product's rows must not reach C."""
     m = 19 if row_a else 24
     problem = Problem(m, 24, k, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), batch=2)

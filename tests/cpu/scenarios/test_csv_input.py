@@ -102,9 +102,7 @@ def test_what_is_meant_is_read(text: str, monkeypatch: Patch, capsys: Capsys) ->
 
 
 @pytest.mark.parametrize(("text", "complaint"), REFUSED.values(), ids=list(REFUSED))
-def test_what_is_not_clear_is_refused(
-    text: str, complaint: str, folder: Path, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_unclear_files_are_refused(text: str, complaint: str, folder: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """In one line that names the user's own file; no file of changed sizes is left, which a next run would meet."""
     for command in (run_tune, partial(run_gradlib, monkeypatch=monkeypatch)):
         assert command(text) == 2

@@ -8,9 +8,7 @@ from tritongemm.codegen import modules
 from tritongemm.system import files
 
 
-def test_what_others_put_into_the_folder_of_modules_is_not_run(
-    tmp_path: Path, monkeypatch: Patch, without_gpu: None
-) -> None:
+def test_what_others_put_beside_modules_is_not_run(tmp_path: Path, monkeypatch: Patch, without_gpu: None) -> None:
     """A line is added to each module as soon as it is written, before a compiler or the interpreter could read it."""
     trace = tmp_path / "was_run"
 

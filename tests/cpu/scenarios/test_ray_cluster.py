@@ -133,9 +133,7 @@ def test_compilers_on_other_hosts_leave_their_cores_to_the_next_stage(cluster: C
             assert isinstance(pool, ClusterBuildPool) and pool._free.get(timeout=60.0).name
 
 
-def test_a_campaign_goes_on_after_a_kill_and_the_loss_of_a_host(
-    ray_cluster: Any, tmp_path: Path, session_cache: Path
-) -> None:
+def test_campaigns_go_on_after_a_kill_and_a_lost_host(ray_cluster: Any, tmp_path: Path, session_cache: Path) -> None:
     """At once, while Ray still lists the host; nothing is tried twice, and the GPU that is left does the rest."""
     victim = ray_cluster.add_node(num_cpus=1, num_gpus=1)
     (tmp_path / "job.log").write_text("".join(line(m=16, n=n, k=64, count=n) for n in (16, 32, 48, 64)))

@@ -67,9 +67,7 @@ def test_quotients_by_an_inverse_are_exact() -> None:
     heavy(OTHER_WAY, (WS_SPLIT, WS_TWO_PARTS, WS_SWAPPED, WS_SWAPPED_SPLIT, WS_PADDED)),
     heavy(SIDES_ALONG_K, (WS, WS_SPLIT, WS_SWAPPED_SPLIT)),
 )
-def test_warps_with_roles_compile_without_spills(
-    problem: Problem, configs: tuple[Config, ...], /, session_cache: Path
-) -> None:
+def test_roles_compile_without_spills(problem: Problem, configs: tuple[Config, ...], /, session_cache: Path) -> None:
     """One group multiplies in the splits, two in the others; four more warps stand by for the one that fetches."""
     built = compiled(problem, configs, session_cache)
     assert [one.status for one in built] == ["ok"] * len(configs), [one.reason for one in built]

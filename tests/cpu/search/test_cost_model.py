@@ -245,9 +245,7 @@ def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int, /
     ((64, 256, 128), 4, 2, 181280),
     ((64, 64, 64), 4, 1, 40992),
 )
-def test_what_is_stored_of_c_takes_lds_beside_a_ring(
-    tile: tuple[int, int, int], num_stages: int, parts: int, seen: int, /
-) -> None:
+def test_storing_c_takes_lds_of_rings(tile: tuple[int, int, int], num_stages: int, parts: int, seen: int, /) -> None:
     options = (("epilogue_parts", parts),)
     config = Config("persistent", *tile, num_warps=8, num_stages=num_stages, options=options)
     fp8 = registry.get(Family, "a8w8")

@@ -186,9 +186,7 @@ def problem_of(target: Target, m: int, n: int, k: int, **given: Any) -> Problem:
     heavy("sm103", FORMS[0], r"tcgen05\.mma"),
     ids=lambda value: value if isinstance(value, str) and value.isalnum() else "",
 )
-def test_products_are_made_by_its_instructions(
-    arch: str, given: dict[str, Any], instruction: str, /, monkeypatch: Patch
-) -> None:
+def test_its_instructions_are_used(arch: str, given: dict[str, Any], instruction: str, /, monkeypatch: Patch) -> None:
     assembly, measure, target = dict[str, LoopFacts | None](), kernel_loops.measure, load_target(arch)
     monkeypatch.setattr(kernel_loops, "measure", lambda text: assembly.setdefault(text, measure(text)))
     side = 128 if arch == "sm103" else 32

@@ -137,9 +137,7 @@ def test_float32_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision, m
     assert made == [kernel, torch_kernel]
 
 
-def test_a_change_of_precision_while_a_call_is_made_ready(
-    gpu: Gpu, precision: SetPrecision, monkeypatch: Patch
-) -> None:
+def test_precision_changes_while_a_call_is_made_ready(gpu: Gpu, precision: SetPrecision, monkeypatch: Patch) -> None:
     dispatcher, empty = gpu
     won = record(problem(16, 32, 64, dtype="fp32"))
     dispatcher.load([won])

@@ -68,9 +68,7 @@ def gpu(tmp_path: Path, monkeypatch: Patch) -> HostDriver:
     return host
 
 
-def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
-    example: KernelBackend, gpu: HostDriver, monkeypatch: Patch
-) -> None:
+def test_records_of_an_added_backend_serve_calls(example: KernelBackend, gpu: HostDriver, monkeypatch: Patch) -> None:
     p = problem(6, 8, 20, dtype="fp32")
     (config,) = example.candidates(p, SM90)
     artifact, code, name = example.compile(
@@ -89,9 +87,7 @@ def test_the_record_of_a_backend_put_beside_the_others_serves_calls(
     assert tritongemm.explain(x, w).startswith(f"fallback: {p.key} on sm90: tuned in tf32")
 
 
-def test_a_row_of_aiters_kind_serves_the_true_m_of_a_call(
-    example: KernelBackend, gpu: HostDriver, monkeypatch: Patch
-) -> None:
+def test_rows_of_aiters_kind_serve_a_calls_true_m(example: KernelBackend, gpu: HostDriver, monkeypatch: Patch) -> None:
     """Also where AITER looks M 9000 up at 8192: the launch is that of the call, and nothing is padded."""
     row, largest = problem(16, 8, 20, dtype="fp32"), problem(8192, 4104, 4, dtype="fp32")
     for p in (row, largest):
@@ -117,9 +113,7 @@ def library(monkeypatch: Patch) -> StandInLibrary:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_an_algorithm_is_checked_before_calls_rely_on_it(
-    right: bool, library: StandInLibrary, monkeypatch: Patch
-) -> None:
+def test_algorithms_are_checked_before_calls_use_them(right: bool, library: StandInLibrary, monkeypatch: Patch) -> None:
     """A library loads it when it is first called, which must not be while a graph is captured."""
     checked: list[Record] = []
 

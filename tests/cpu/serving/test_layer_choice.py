@@ -94,9 +94,7 @@ def test_the_faster_way_is_computed(dispatcher: Dispatcher, monkeypatch: Patch) 
     ((scaled(32, m_from=9), plain(64, 7e-6, m_from=1)), "unquantised: "),
     ((scaled(64, m_from=9), plain(32, 7e-6, m_from=1)), "quantised: .* was timed at M 32, .* at 64"),
 )
-def test_rows_decide_where_they_can_be_compared(
-    rows: tuple[Record, ...], answer: str, /, dispatcher: Dispatcher
-) -> None:
+def test_comparable_rows_decide(rows: tuple[Record, ...], answer: str, /, dispatcher: Dispatcher) -> None:
     hold(dispatcher, *rows)
     dispatcher._devices[-1].loaded_ranges.update({r.problem: StandInKernel() for r in rows if r.m_from})
     assert re.match(answer, explained(16)), explained(16)

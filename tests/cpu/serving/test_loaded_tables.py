@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from tests.support.linear_layers import StandInKernel, name_table, problem, record, stand_in_kernels
-from tests.support.nouns import InputError, Patch, Support, each, results_format
+from tests.support.nouns import Caplog, InputError, Patch, Support, each, results_format
 from tests.support.products import product
 from tritongemm.serving import loaded_tables
 from tritongemm.serving.dispatcher import Dispatcher
@@ -63,7 +63,7 @@ def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: Patch
     )
 
 
-def test_it_is_logged_once_a_device(tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_logged_once_a_device(tmp_path: Path, monkeypatch: Patch, caplog: Caplog) -> None:
     name_table(tmp_path, monkeypatch, record(problem(16, 32, 64)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(
@@ -81,7 +81,7 @@ def test_it_is_logged_once_a_device(tmp_path: Path, monkeypatch: Patch, caplog: 
     ]
 
 
-def test_without_a_file_nothing_is_said(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_file_nothing_is_said(monkeypatch: Patch, caplog: Caplog) -> None:
     monkeypatch.delenv("TRITONGEMM_CONFIG", raising=False)
     with caplog.at_level(logging.INFO, "tritongemm"):
         assert Dispatcher().add_configured() == ""
@@ -96,9 +96,7 @@ def store() -> Iterator[distributed.Store]:
     distributed.destroy_process_group()
 
 
-def test_ranks_with_other_tables_say_so_and_one_alone_does_not(
-    store: distributed.Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ranks_with_other_tables_say_so_and_one_alone_does_not(store: distributed.Store, caplog: Caplog) -> None:
     assert loaded_tables.agree("0123456789ab") and loaded_tables.agree("0123456789ab") and not caplog.records
     store.set("tritongemm/tables/2", "ffffffffffff")  # as another rank did that loaded its second table before
     assert not loaded_tables.agree("0123456789ab", generation=2)

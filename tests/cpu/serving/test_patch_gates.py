@@ -65,9 +65,7 @@ def patch(model: nn.Module, act: str = "silu_mul", bias: str = "none") -> Patch:
     ("Llama", "gelu_tanh_mul", {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}),
     ("Qwen3", "silu_mul", {}),
 )
-def test_one_kernel_computes_gate_and_up_where_it_won(
-    name: str, act: str, more: dict[str, Any], /, calls: Calls
-) -> None:
+def test_a_kernel_computes_gate_and_up_where_it_won(name: str, act: str, more: dict[str, Any], /, calls: Calls) -> None:
     kind, model = mlp(name), nn.Sequential(make(name, **more))
     xs = [torch.randn(m, K).bfloat16() for m in (16, 5, 4, 64)]
     wanted, state = [model(x) for x in xs], set(model.state_dict())

@@ -197,9 +197,7 @@ def test_a_layer_is_right_within_its_quantisation(form: str, dtype: torch.dtype)
 @pytest.mark.parametrize(
     ("layout", "m", "strides"), [("groups", 16, (1, 16)), ("rows", 16, (4, 1)), ("tma", 5, (1, 8)), ("tma", 1, (1, 4))]
 )
-def test_factors_are_stored_as_the_tuned_kernel_reads_them(
-    layout: str, m: int, strides: tuple[int, int], gpu: Gpu
-) -> None:
+def test_factors_are_stored_as_tuned_kernels_read_them(layout: str, m: int, strides: tuple[int, int], gpu: Gpu) -> None:
     dispatcher, empty = gpu
     scaling, _ = GRANULARITIES[{"groups": "block", "rows": "block_rows", "tma": "block_tma"}[layout]]
     x, w, scale = empty(m, 512), empty(256, 512, dtype=torch.float8_e4m3fn), empty(2, 4, dtype=torch.float32)

@@ -194,9 +194,7 @@ def library(tmp_path: Path) -> Callable[[str], bytes]:
     return make
 
 
-def test_a_shared_object_is_loaded_as_it_was_kept(
-    tmp_path: Path, monkeypatch: Patch, library: Callable[[str], bytes]
-) -> None:
+def test_shared_objects_are_loaded_as_kept(tmp_path: Path, monkeypatch: Patch, library: Callable[[str], bytes]) -> None:
     """One that was replaced or is another program's runs nothing; two are distinguished."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     codes = {name: library(name) for name in ("11", "12", "13")}

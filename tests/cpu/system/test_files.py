@@ -37,9 +37,7 @@ def write_protected(path: Path) -> None:
     (link_to_text, "a link"),
     (write_protected, "read-only, so it is not replaced"),
 )
-def test_what_is_no_file_of_ours_is_not_replaced(
-    make: Callable[[Path], None], what: str, /, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_others_files_are_kept(make: Callable[[Path], None], what: str, /, tmp_path: Path, monkeypatch: Patch) -> None:
     """It is reported before work starts, and holds for every text that is written."""
     monkeypatch.chdir(tmp_path)  # a socket's name must be short
     path = Path("out")

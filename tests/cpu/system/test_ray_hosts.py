@@ -90,11 +90,11 @@ def test_a_lost_host_ends_a_request_from_outside(ray: fake_ray.FakeRay, host: Re
     (fake_ray.RayTaskError("more\nNo module named 'tritongemm'"), UnavailableError, "can't run tritongemm: No module"),
 )
 def test_an_actor_that_never_comes(
-    fault: Exception, kind: type[Exception], complaint: str, /, host: RemoteHost, monkeypatch: Patch
+    fault: Exception, kind: type[Exception], said: str, /, host: RemoteHost, monkeypatch: Patch
 ) -> None:
     """Because its host is gone, which Ray lists for a while, or can't run it."""
     monkeypatch.setattr(host._ray, "get", raising(fault))
-    fails(kind, complaint, host.ready, 1.0)
+    fails(kind, said, host.ready, 1.0)
     assert host.lost == (kind is HostLost)
     if isinstance(fault, fake_ray.RayActorError):
         monkeypatch.setattr(fault, "actor_init_failed", True)
@@ -149,9 +149,7 @@ def test_signals_to_stop_stay_the_commands(ray: fake_ray.FakeRay, monkeypatch: P
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_actors_do_not_look_for_modules_in_the_current_folder(
-    ray: fake_ray.FakeRay, monkeypatch: Patch, tmp_path: Path
-) -> None:
+def test_actors_import_nothing_of_the_current_folder(ray: fake_ray.FakeRay, monkeypatch: Patch, tmp_path: Path) -> None:
     """Ray has them look first where the job begins."""
     begun: list[Path] = []
     monkeypatch.chdir(tmp_path)

@@ -142,9 +142,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "kernels.csv"
 
 
-def test_bad_rows_of_a_manifest_cost_themselves(
-    manifest: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
-) -> None:
+def test_bad_manifest_rows_cost_themselves(manifest: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """The good kernel wins; its row is written and read back, checked and served by its code object."""
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(manifest))
     failures, store, _ = race(tmp_path, ("asm", "triton"))

@@ -258,9 +258,7 @@ def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: Pa
     assert waited == [True] and len(screened) == 4
 
 
-def test_algorithms_that_a_library_thinks_less_of_wait_for_generated_kernels(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_algorithms_that_a_library_ranks_low_wait_for_generated_kernels(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its best guesses do not; all are screened in the end."""
     algorithms = [Config("heuristic", 64, 64, 64, options=(("index", i),), backend="blaslt") for i in range(12)]
     put, queued = DeviceQueue.put, dict[Config, bool]()
@@ -282,9 +280,7 @@ def test_algorithms_that_a_library_thinks_less_of_wait_for_generated_kernels(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1000.0])
-def test_sizes_are_finished_in_their_order_unless_time_is_limited(
-    tmp_path: Path, monkeypatch: Patch, seconds: float
-) -> None:
+def test_sizes_are_finished_in_order_unless_time_is_limited(tmp_path: Path, monkeypatch: Patch, seconds: float) -> None:
     """The best predicted of each go first, always."""
     put, turns = CompileQueue.put, dict[Problem, list[int]]()
 
@@ -301,9 +297,7 @@ def test_sizes_are_finished_in_their_order_unless_time_is_limited(
     assert turns == {large: [0] * 8 + [1] * 2, small: [0] * 8 + [1 if seconds else 2] * 2}
 
 
-def test_a_kernel_beside_the_products_that_is_not_compiled_costs_a_run_nothing(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_kernel_beside_the_products_that_fails_to_compile_costs_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     """It is asked for once, though both sizes would be measured with it."""
     options, asked = TuningOptions(tmp_path, budget=1, library=""), list[str]()
     helper = CompileJob(Config("quantize_rows", 0, 0, 0), {"source": "for a test"})

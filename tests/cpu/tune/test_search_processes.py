@@ -57,9 +57,7 @@ def work_as(monkeypatch: Patch, worker: type) -> None:
 
 
 @pytest.mark.parametrize(("worker", "processes"), [(WorkerKilledOnce, 2), heavy(WorkerKilledAlways, 1)])
-def test_a_process_that_is_killed_costs_no_problem(
-    tmp_path: Path, monkeypatch: Patch, worker: type, processes: int
-) -> None:
+def test_a_killed_process_costs_no_problem(tmp_path: Path, monkeypatch: Patch, worker: type, processes: int) -> None:
     """The searches come in the order of the problems, from other processes or in the end from this one."""
     work_as(monkeypatch, worker)
     with closing(Planner(processes)) as planning:
@@ -84,9 +82,7 @@ ALL = pairwise(["guided", "genetic", "exhaustive"], [SearchWorker, WorkerKilledL
 
 
 @apart(*QUICK, *(heavy(*case) for case in ALL if case not in QUICK))
-def test_a_search_asks_for_the_same_wherever_it_runs(
-    strategy: str, worker: type, shares: bool, /, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_searches_are_alike(strategy: str, worker: type, shares: bool, /, tmp_path: Path, monkeypatch: Patch) -> None:
     """In this process, in another one, or begun again where that one is lost; and brings what is to be compiled."""
     if worker is not SearchWorker:
         work_as(monkeypatch, worker)

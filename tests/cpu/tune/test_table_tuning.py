@@ -101,9 +101,7 @@ def searched(path: Path, evaluator: ScriptedEvaluator, options: TuningOptions = 
     return store
 
 
-def make_table(
-    store: Store, evaluator: ScriptedEvaluator, options: TuningOptions = OPTIONS, ends: float = inf
-) -> MTable:
+def tabled(store: Store, evaluator: ScriptedEvaluator, options: TuningOptions = OPTIONS, ends: float = inf) -> MTable:
     """The table of the span, made by a run whose seconds are spent at a moment."""
     pool = SimpleNamespace(stream=lambda _: iter(()), jobs=1)  # no kernel compiles
     run: Any = SimpleNamespace(
@@ -128,7 +126,7 @@ def path(tmp_path: Path) -> Path:
 def test_rows_serve_every_m_nearly_as_well_as_its_own_tuning(path: Path) -> None:
     evaluator = ScriptedEvaluator()
     with searched(path, evaluator) as store:
-        table = make_table(store, evaluator)
+        table = tabled(store, evaluator)
         regrets = []
         for m in range(1, HIGH + 1):
             row = table.row_of(m)
@@ -158,7 +156,7 @@ def test_seconds_that_the_search_spent_are_not_spent_again(path: Path) -> None:
     """The M that were searched are the rows, and are compared at M held out once."""
     evaluator = ScriptedEvaluator()
     with searched(path, evaluator) as store:
-        table = make_table(store, evaluator, ends=0.0)
+        table = tabled(store, evaluator, ends=0.0)
         assert sorted(table.rows) == sorted(SPAN.searched()) and set(evaluator.races) == set(table.held_out)
 
 
@@ -166,7 +164,7 @@ def test_a_library_that_is_wrong_between_the_rows_serves_none_of_those_m(path: P
     """It is compared at held-out M, each of which becomes a row where the library would have served it."""
     evaluator = ScriptedEvaluator(wrong_at=set(range(1, HIGH)) - {*SPAN.ladder(), *SPAN.searched()})
     with searched(path, evaluator) as store:
-        table = make_table(store, evaluator)
+        table = tabled(store, evaluator)
         compared = evaluator.wrong_at & set(evaluator.races)
         served = {m: row.record.winner for m in compared if (row := table.row_of(m))}
         assert len(served) > 8 and "torch" not in served.values()
@@ -176,11 +174,11 @@ def test_a_library_that_is_wrong_between_the_rows_serves_none_of_those_m(path: P
 def test_a_run_that_goes_on_measures_nothing_twice(path: Path) -> None:
     evaluator = ScriptedEvaluator()
     with searched(path, evaluator) as store:
-        first = make_table(store, evaluator).records()
+        first = tabled(store, evaluator).records()
         assert evaluator.races and len(evaluator.races) == len(set(evaluator.races))
         store.merge([SPAN.at(m) for m in SPAN.ladder()])
     with searched(path, evaluator) as store:
-        assert make_table(store, evaluator).records() == first and not evaluator.races
+        assert tabled(store, evaluator).records() == first and not evaluator.races
 
 
 def test_all_rows_of_an_invariant_table_have_the_bits_of_most(path: Path) -> None:
@@ -188,7 +186,7 @@ def test_all_rows_of_an_invariant_table_have_the_bits_of_most(path: Path) -> Non
     options = replace(OPTIONS, invariance=Invariance({SPAN.at(1): [order]}, with_libraries=True))
     evaluator = ComparingEvaluator()
     with searched(path, evaluator, options) as store:
-        table = make_table(store, evaluator, options)
+        table = tabled(store, evaluator, options)
     records = table.records()
     assert len(records) > 20 and {(r.order, r.row_bits, r.winner) for r in records} == {("1x7168", "aa", "blaslt")}
     assert all(r.config.block_n != 192 and r.library_seconds for r in records)
@@ -198,7 +196,7 @@ def test_all_rows_of_an_invariant_table_have_the_bits_of_most(path: Path) -> Non
 def test_a_product_without_results_has_no_table(path: Path) -> None:
     evaluator = ScriptedEvaluator()
     with take(path, target="sm90") as store:
-        assert make_table(store, evaluator).rows == {} and not evaluator.races
+        assert tabled(store, evaluator).rows == {} and not evaluator.races
 
 
 @apart(

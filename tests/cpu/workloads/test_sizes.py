@@ -65,9 +65,7 @@ TILE = "M: 16, N: 16, K: 16, BLOCK_SIZE_M: {}, BLOCK_SIZE_N: 16, BLOCK_SIZE_K: 1
 
 
 @each(("backend", "block_m", "stages"), [(", backend: torch", 0, 0), ("", 16, 2)])
-def test_tiles_of_other_backends_and_stages_of_an_older_triton(
-    tmp_path: Path, backend: str, block_m: int, stages: int
-) -> None:
+def test_other_backends_tiles_and_older_tritons_stages(tmp_path: Path, backend: str, block_m: int, stages: int) -> None:
     path = tmp_path / "rows.yaml"
     path.write_text(f"- {{{TILE.format(block_m)}{backend}, num_stages: 0}}\n")
     (row,) = sizes.from_file(path, Defaults())

@@ -62,9 +62,7 @@ def test_the_same_code_object_holds_and_another_one_or_launch_has_moved(pool: Bu
     assert found[8][1].startswith("it states the order 2x32, and its kernel adds up in the order ")
 
 
-def test_results_of_other_gpus_are_foreign_and_nothing_is_compiled_in_vain(
-    pool: BuildPool, entry: LibraryEntry, monkeypatch: Patch
-) -> None:
+def test_other_gpus_results_are_not_compiled(pool: BuildPool, entry: LibraryEntry, monkeypatch: Patch) -> None:
     """The text, the options and the compiler are the same, and the cache is empty."""
     others = Claim(replace(SIZE, target="gfx942")), Claim(replace(SIZE, compute_units=80))
     assert states(pool, *others, here=HERE) == [

@@ -137,9 +137,7 @@ def test_nothing_is_loaded_while_a_graph_is_captured(gpu: HostDriver, tmp_path: 
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_kernel_of_another_triton_than_was_measured_is_checked(
-    gpu: HostDriver, tmp_path: Path, monkeypatch: Patch, right: bool
-) -> None:
+def test_another_tritons_kernel_is_checked(gpu: HostDriver, tmp_path: Path, monkeypatch: Patch, right: bool) -> None:
     checked: list[str] = []
 
     def check(kernel: object, record: object, device: object) -> Support:

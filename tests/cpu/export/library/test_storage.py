@@ -108,9 +108,7 @@ def test_links_and_names_that_no_text_holds_are_refused(tmp_path: Path) -> None:
     (MANIFEST, zipfile.ZIP_STORED, "holds library.json twice"),
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_archive_with_strange_members_is_refused(
-    name: str, compression: int, complaint: str, /, tmp_path: Path
-) -> None:
+def test_archives_of_odd_members_are_refused(name: str, compression: int, complaint: str, /, tmp_path: Path) -> None:
     path = tmp_path / "library.zip"
     libraries.write(path, RECORDS[0])
     with zipfile.ZipFile(path, "a", compression) as archive:

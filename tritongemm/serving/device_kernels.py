@@ -213,10 +213,11 @@ class DeviceKernels:
     def loses_to_two_steps(self, record: Record) -> bool:
         """Return whether the tuned product and one more kernel, which records know no time of, beat an epilogue.
 
-        A product's row of a range that ends above the record's M has a time that is little longer than there.
+        A product's row of a range that ends above the record's M has a time that is little longer than there. Of groups
+        the two steps without a row are PyTorch's; `fused_moe`, which has tuned ones, compares both rows itself.
         """
         p, first = record.problem, record.problem.without_epilogue
-        plain = self.find_record(first) if p != first else Support("it has no epilogue")
+        plain = self.find_record(first) if p != first and not p.groups else Support("there are no two tuned steps")
         if isinstance(plain, Support):
             return False
         seconds = self.served_seconds(plain)
@@ -243,7 +244,7 @@ class DeviceKernels:
             return record
         problem = record.problem
         if self.loses_to_two_steps(record):
-            return _two_steps(record)
+            return Support(f"the tuned product and one more kernel are faster than {problem.epilogue} within it")
         kernel, where = self.loaded_for(record), f"{problem.key} on {self.device.arch}"
         if kernel is None:
             return source_row.is_launchable(record)
@@ -295,14 +296,12 @@ class DeviceKernels:
         """Return the kernel of the nearest row of a product that can be launched at a problem's M, or why none can.
 
         The row of the next larger M counts, else that of the largest. Where its kernel can't be launched the next row
-        is asked, unless PyTorch's own product of groups, or two steps, won there. So it is where a kernel with one row
-        of A a program would read weights for many more rows than it was tuned for.
+        is asked, unless PyTorch's own product of groups won there. So it is where a kernel with one row of A a program
+        would read weights for many more rows than it was tuned for.
         """
         refusal = Support(f"{problem.key} was never tuned for {self.device.arch}, at any M")
         for at, row in enumerate(self.near_rows(problem)):
             record = row.record
-            if self.loses_to_two_steps(record):
-                return _two_steps(record)
             if problem.kind == "grouped" and source_row.baseline_won(record) and not record.predicted:
                 return Support(f"{record.problem.key}: PyTorch's own product won there")
             most = _MOST_TIMES_ROWS * record.problem.group_m if record.config.block_m == 1 else problem.group_m
@@ -334,10 +333,6 @@ class DeviceKernels:
             if isinstance(kernel, Support)
             else f"{call.problem.key} was resolved without its tuned kernel"
         )
-
-
-def _two_steps(record: Record) -> Support:
-    return Support(f"the tuned product and one more kernel are faster than {record.problem.epilogue} within it")
 
 
 def _moved(kernel: LoadedKernel, record: Record, m: int, strides: Mapping[str, Strides]) -> LoadedKernel | Support:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,11 +44,21 @@ class SiluAndMul(nn.Module):  # type: ignore[misc]
         return functional.silu(gate) * up
 
 
+class GeluAndMul(nn.Module):  # type: ignore[misc]
+    def __init__(self, approximate: str) -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return functional.gelu(gate, approximate=self.approximate) * up
+
+
 class Mlp(nn.Module):  # type: ignore[misc]
-    def __init__(self, bias: bool = False) -> None:
+    def __init__(self, bias: bool = False, act: Any = SiluAndMul) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = Linear(K, [INNER, INNER], bias), Linear(INNER, [K])
-        self.act_fn = SiluAndMul()
+        self.act_fn = act()
 
     def forward(self, x: Tensor) -> Tensor:
         x, _ = self.gate_up_proj(x)
@@ -61,9 +72,9 @@ class Halved(Mlp):
         return 0.5 * super().forward(x)
 
 
-def load(m: int, winner: str, seconds: float = 2e-6) -> None:
+def load(m: int, winner: str, seconds: float = 2e-6, act: str = "silu_mul") -> None:
     of = problem(m, 2 * INNER, K)
-    row = Problem(of.m, of.n, of.k, of.a, of.b, of.c, epilogue="silu_mul")
+    row = Problem(of.m, of.n, of.k, of.a, of.b, of.c, epilogue=act)
     product = record(of.at(m + 4), m_from=1)  # a row of a range that ends above
     default_dispatcher().load([product, replace(record(row, winner=winner, m_from=m - 1), seconds=seconds)])
     kernels = stand_in_kernels(default_dispatcher()._records)
@@ -89,6 +100,13 @@ def test_gate_up_and_silu_are_one_operation(unloaded: Dispatcher) -> None:
     method = model[0].gate_up_proj.quant_method
     assert isinstance(method, UnquantizedLinearMethod) and type(method).__name__ == "UnquantizedLinearMethod"
     assert vllm_gates.serve(model) == 0  # what is served is not taken apart again
+    gelu = nn.ModuleList([Mlp(act=partial(GeluAndMul, one)) for one in ("tanh", "none")])
+    with torch.no_grad():
+        wanted = [mlp(x) for mlp in gelu]
+        load(16, "triton", act="gelu_tanh_mul")
+        assert vllm_gates.serve(gelu) == 1
+        for mlp, theirs in zip(gelu, wanted, strict=True):
+            torch.testing.assert_close(mlp(x), theirs, rtol=0.02, atol=0.02)
     with pytest.raises(RuntimeError, match="start vLLM anew"):
         weight.weight_loader(weight, x)
 

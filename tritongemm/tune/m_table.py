@@ -1,7 +1,7 @@
 """A table over M of one product: measurements at some M, the range of M that each result serves, and its regret."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import fmean
@@ -69,19 +69,29 @@ class MTable:
     def records(self) -> list[Record]:
         """Return the rows' records, each with the smallest M it serves and the results at held-out M of its range.
 
-        The library serves a range whose row is not expected to be faster between the M that were measured.
+        The library serves a range whose row is not expected to be faster between the M that were measured. The row then
+        serves its own M, where it won, and which calls have more often: sizes of batches, powers of two.
         """
         lost = self._gains_lost()
         found, start = [], self.low
         for m in sorted(self.rows):
             record, inside = self.rows[m].record, [o for o in sorted(self.held_out) if start <= o < m]
             if start < m and self._library_is_safer(m, inside, lost):
-                record = replace(record, winner=record.library)
-            seen = {str(o): _seen(self.held_out[o], record) for o in inside}
-            held_out = {o: numbers for o, numbers in seen.items() if numbers is not None}
-            found.append(replace(record, m_from=min(start, m), held_out=held_out))
+                below = replace(record, winner=record.library)
+                if record.tie or m - 1 in self.held_out.keys() | self.starts.keys():
+                    record = below
+                else:
+                    found.append(self._serving(replace(below, problem=record.problem.at(m - 1)), start, inside))
+                    start, inside = m, []
+            found.append(self._serving(record, min(start, m), inside))
             start = m + 1
         return found
+
+    def _serving(self, record: Record, start: int, inside: Sequence[int]) -> Record:
+        """Return a record that serves M from a start on, with the results at the held-out M inside."""
+        seen = {str(m): _seen(self.held_out[m], record) for m in inside}
+        held_out = {m: numbers for m, numbers in seen.items() if numbers is not None}
+        return replace(record, m_from=start, held_out=held_out)
 
     def _shares(self, m: int) -> list[float]:
         """Return the library's time over that of a row's result at its M and the least of its range; [] if unknown."""

@@ -226,6 +226,19 @@ def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
     assert served.winner == winner and served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)
 
 
+def test_a_row_whose_gain_is_lost_in_its_range_serves_its_own_m(path: Path) -> None:
+    with searched(path, ScriptedEvaluator()) as store:
+        record = store.record(SPAN.at(SPAN.searched()[1]))
+    assert record is not None
+    m, own = record.problem.m, replace(record, winner="blaslt", seconds=1e-5, library_seconds=1.1e-5, tie=False)
+    lost = MeasuredM(replace(own, problem=SPAN.at(m - 2), library_seconds=9e-6), {record.config: 1e-5})
+    for tie, wanted in ((False, [(1, m - 1, "torch"), (m, m, "blaslt")]), (True, [(1, m, "torch")])):
+        measured = MeasuredM(replace(own, tie=tie), {record.config: 1e-5})
+        found = MTable(1, {m: measured}, {m - 2: lost}).records()
+        assert [(r.m_from, r.problem.m, r.winner) for r in found] == wanted
+        assert [[*r.held_out] for r in found] == [[str(m - 2)], []][: len(wanted)]
+
+
 def test_the_library_serves_up_to_a_step_of_its_time_inside_a_range() -> None:
     """Its tiles fit M of 512 as well as 504, where it takes less time than a row raced at 528 does at any of its M."""
     of = {504: (1.5e-4, 1.54e-4, 481), 528: (1.71e-4, 1.76e-4, 505), 576: (1.74e-4, 1.92e-4, 529)}

@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 from tests.gpu.here import VENDOR, needs_gpu, nvidia
 from tests.support import ROOT
-from tests.support.nouns import DriverError, Launch, Param
+from tests.support.nouns import DriverError, Launch, Param, fails
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.driver import driver, tensor_map
 
@@ -119,8 +119,7 @@ def test_memory_and_streams(device: driver.Device) -> None:
     assert memory.cpu().numpy().tobytes() == data[:256] + b"\xee" * 256 + data[512:]
     device.free(address)
     stream.destroy()
-    with pytest.raises(DriverError, match=r"OUT_OF_MEMORY|OutOfMemory"):
-        device.alloc(1 << 50)
+    fails(DriverError, r"OUT_OF_MEMORY|OutOfMemory", device.alloc, 1 << 50)
 
 
 def test_kernel_on_torch_tensors(device: driver.Device, scaling: Scaling) -> None:
@@ -190,8 +189,7 @@ def test_graph_replays_patched_launches(device: driver.Device, scaling: Scaling)
     device.begin_capture(stream.handle)
     with pytest.raises(DriverError, match=r"CAPTURE|Capture"):
         stream.synchronize()  # not allowed while recording, and spoils the recording
-    with pytest.raises(DriverError, match=r"CAPTURE|Capture"):
-        device.end_capture(stream.handle)
+    fails(DriverError, r"CAPTURE|Capture", device.end_capture, stream.handle)
     prepared.launch(stream.handle)  # the stream works again
     stream.synchronize()
 
@@ -205,8 +203,7 @@ def test_refusals_have_the_vendors_names(device: driver.Device, scaling: Scaling
     with pytest.raises(DriverError) as caught:
         function.launch((1, 1, 1), (threads, 1, 1), too_much, scaling_params(x, x, 1.0))
     print(caught.value)
-    with pytest.raises(DriverError, match=r"NOT_FOUND|NotFound"):
-        device.load(scaling[0]).function("absent")
+    fails(DriverError, r"NOT_FOUND|NotFound", device.load(scaling[0]).function, "absent")
     with pytest.raises(DriverError) as caught:
         device.load(b"\x7fELF" + bytes(4096))
     print(caught.value)

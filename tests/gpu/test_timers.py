@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.gpu.here import nvidia, triton
-from tests.support.nouns import BASELINE_ENTRY, Artifact, BuildPool, Launch, Machine, MeasureProtocol, registry
+from tests.support.nouns import BASELINE_ENTRY, Artifact, BuildPool, Launch, Machine, MeasureProtocol, fails, registry
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.profilers import cupti
@@ -156,8 +156,7 @@ def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch
     operation()
     torch.cuda.synchronize()
     graph = operands.capture([operation] * 4)
-    with pytest.raises(TraceError, match="was another_kernel"):
-        operands.race_clock.time(graph, 4, "another_kernel")
+    fails(TraceError, "was another_kernel", operands.race_clock.time, graph, 4, "another_kernel")
     assert operands.race_clock.time(graph, 4) > 0
     graph.destroy()
 
@@ -207,10 +206,8 @@ def test_names_and_order(device: driver.Device) -> None:
     assert "gemm" in records[1].name.lower() or "cutlass" in records[1].name.lower() or "nvjet" in records[1].name
     assert [r.start_ns for r in records] == sorted(r.start_ns for r in records)
     assert all(1e-7 < r.seconds < 1e-2 for r in records)
-    with pytest.raises(TraceError, match="4 launches, but 3 records"):
-        trace.records(4, timeout=0.1)
-    with pytest.raises(TraceError, match="launch 0 was other"):
-        trace.records(["other", "", ""])
+    fails(TraceError, "4 launches, but 3 records", trace.records, 4, timeout=0.1)
+    fails(TraceError, "launch 0 was other", trace.records, ["other", "", ""])
 
 
 PTX = """.version 8.0

@@ -10,28 +10,14 @@ import pytest
 
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
-from tests.support.nouns import (
-    Artifact,
-    Buffer,
-    Capsys,
-    CompileJob,
-    Config,
-    InputError,
-    Launch,
-    Operand,
-    Patch,
-    Problem,
-    Target,
-    UnavailableError,
-    cases,
-    each,
-    matrices,
-    refuses,
-    registry,
-)
+from tests.support.nouns import Artifact, Buffer, Capsys, CompileJob, Config, Launch, Patch, Target, registry
+from tests.support.refusals import refuses
+from tests.support.tables import cases, each
 from tritongemm.backends.asm import backend as asm
 from tritongemm.backends.asm import manifest, param_layout
 from tritongemm.cli import launch_plan
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import toolchain

@@ -9,8 +9,9 @@ import pytest
 from triton.backends.compiler import GPUTarget
 
 from tests.support import raising
-from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, cases, each, heavy, loader, matrices, registry
-from tests.support.tables import apart
+from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, loader, matrices, registry
+from tests.support.refusals import fails
+from tests.support.tables import apart, cases, each, heavy
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError, edit
 from tritongemm.backends.triton.role_frames import shorten
@@ -117,8 +118,7 @@ def test_sums_are_sent_completely_or_not_at_all() -> None:
     _, before, after = compiled(replace(EXCHANGING, block_n=32, split_k=4), scaled(64))
     stored = before.index("st.shared.v4.b32", before.index("// tritongemm: send\n"))
     other = before[:stored] + before[stored:].replace("st.shared.v4.b32", "st.shared.v4.f32", 1)
-    with pytest.raises(UnknownAssemblyError, match="send"):
-        edit(other)
+    fails(UnknownAssemblyError, "send", edit, other)
     assert "tritongemm: " not in after
     triton = registry.get(KernelBackend, "triton")
     assert "must have a block of K" in triton.check(EXCHANGING, replace(scaled(64), k=128), SM90).reason
@@ -190,8 +190,7 @@ def test_texts_without_marks_and_instructions_behind_the_next_stay() -> None:
     text = ".visible .entry k(\n)\n{\n\tbar.sync \t0, 128;\n\tret;\n}\n"
     assert edit(text) == text
     text = ".entry k(\n)\n{\n// tritongemm: arrive\n// tritongemm: fetched\n"
-    with pytest.raises(UnknownAssemblyError):
-        edit(text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
+    fails(UnknownAssemblyError, "", edit, text + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];\n}\n")
 
 
 @each("what", ["alone", "arrive", "arrive at both", "fetch for both", "into L2", "columns 112", "apart 14336"])

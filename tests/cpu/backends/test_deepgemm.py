@@ -14,7 +14,7 @@ import torch
 from tests.support import raising, scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.fakes.blaslt_library import NO_CAPTURE
-from tests.support.nouns import Groups, Patch, Record, Support, UnavailableError, loader, registry
+from tests.support.nouns import Groups, Patch, Record, Support, UnavailableError, fails, loader, registry
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.deepgemm import package, served
 from tritongemm.core.problem import Operand, Problem, matrices
@@ -136,8 +136,7 @@ def test_a_package_that_is_missing_or_broken_says_why(deep_gemm: Any, monkeypatc
     assert BACKEND.available().reason.endswith("does not load: libnvrtc.so.13: cannot open shared object file")
     monkeypatch.delitem(sys.modules, "deep_gemm")
     assert "is not installed" in BACKEND.available().reason
-    with pytest.raises(UnavailableError):
-        package.load()
+    fails(UnavailableError, "", package.load)
 
 
 def test_what_the_package_refuses_is_none_and_a_lost_device_is_not_hidden(deep_gemm: Any) -> None:
@@ -146,8 +145,7 @@ def test_what_the_package_refuses_is_none_and_a_lost_device_is_not_hidden(deep_g
     deep_gemm.fp8_gemm_nt = raising(RuntimeError("Assertion error (csrc/apis/gemm.hpp:99): m == m_"))
     assert BACKEND.operation(problem, operands) is None and BACKEND.list_algorithms(problem, operands) == []
     deep_gemm.fp8_gemm_nt = raising(torch.OutOfMemoryError("no memory"))
-    with pytest.raises(torch.OutOfMemoryError):
-        BACKEND.operation(problem, operands)
+    fails(torch.OutOfMemoryError, "", BACKEND.operation, problem, operands)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

@@ -16,20 +16,11 @@ import torch
 
 from tests.support import ROOT, scaled_operands
 from tests.support.fakes import server_kernels
-from tests.support.nouns import (
-    Config,
-    Groups,
-    Patch,
-    Problem,
-    UnavailableError,
-    cases,
-    each,
-    loader,
-    matrices,
-    registry,
-)
+from tests.support.nouns import Config, Groups, Patch, Problem, UnavailableError, loader, matrices, registry
 from tests.support.plugins import rescan
+from tests.support.refusals import fails
 from tests.support.scaled_operands import PAIRS
+from tests.support.tables import cases, each
 from tritongemm.backends import _expert_blocks, _server_kernels
 from tritongemm.backends._server_kernels import ServerBackend
 from tritongemm.numerics.verify import deviation
@@ -173,8 +164,7 @@ def test_another_version_of_a_server_is_distinguished(name: str, monkeypatch: Pa
         for kernel in vars(module).values():
             if isinstance(kernel, server_kernels.Kernel):
                 kernel.fn = lambda A, epilogue: None
-    with pytest.raises(UnavailableError, match="needs epilogue, which is not known here"):
-        backend(name).list_algorithms(problem, operands)
+    fails(UnavailableError, "needs epilogue, which is not known here", backend(name).list_algorithms, problem, operands)
     experts = server_kernels.VLLM_EXPERTS if name == "vllm" else server_kernels.SGLANG_EXPERTS
     for function in [f for f in vars(modules[experts]) if f.startswith("invoke")]:
         monkeypatch.delattr(modules[experts], function)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import DATA, ROOT
-from tests.support.nouns import Capsys, Config, Patch, Problem, Trial, apart, matrices
+from tests.support.nouns import Capsys, Config, Patch, Problem, Trial, apart, fails, matrices
 from tests.support.nouns import loader as target_files
 from tritongemm.search.cost_model import correction
 
@@ -88,8 +88,7 @@ HEAD = '{"version": 1, "target": "sm90", "device": ""}\n'
 def test_a_broken_table_is_named(text: str, said: str, /, scripts: Any, tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "broken.jsonl"
     file.write_text(text)
-    with pytest.raises(SystemExit):
-        scripts[1].main([str(file)])
+    fails(SystemExit, "", scripts[1].main, [str(file)])
     error = capsys.readouterr().err
     assert str(file) in error and said in error
 

@@ -11,7 +11,7 @@ import torch
 
 import tritongemm
 from tests.support import ROOT, forked
-from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, apart, loader, matrices
+from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, apart, fails, loader, matrices
 from tritongemm.build import prepare
 from tritongemm.cli import tune
 from tritongemm.workloads import sizes
@@ -79,8 +79,7 @@ def test_a_file_of_no_results_is_named_before_a_gpu_is_looked_for(
     file = tmp_path / "results.yaml"
     file.write_text(text)
     monkeypatch.setattr(sys, "argv", ["floors.py", str(file)])
-    with pytest.raises(SystemExit):
-        floors.main()
+    fails(SystemExit, "", floors.main)
     error = capsys.readouterr().err
     assert str(file) in error and said in error
 

@@ -8,7 +8,7 @@ from queue import Empty
 import pytest
 
 from tests.support import fake_ray
-from tests.support.nouns import Artifact, ArtifactCache, CompileJob, Config, Patch, Problem, each
+from tests.support.nouns import Artifact, ArtifactCache, CompileJob, Config, Patch, Problem, each, fails
 from tests.support.nouns import loader as target_files
 from tests.support.stores import ONE, record
 from tritongemm.build import pool as pool_module
@@ -101,8 +101,7 @@ def test_errors_end_the_stream(tmp_path: Path, who: str) -> None:
         raise OSError("jobs")
 
     made = iter([job(1)]) if who == "builder" else jobs()
-    with pytest.raises(OSError, match=who):
-        list(stream(tmp_path, Failing() if who == "builder" else Builder()).artifacts(made))
+    fails(OSError, who, list, stream(tmp_path, Failing() if who == "builder" else Builder()).artifacts(made))
 
 
 def test_a_row_whose_kernel_does_not_compile_says_why(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -169,8 +168,7 @@ def test_what_is_lost_away_is_compiled_here(pool: ClusterBuildPool, ray: fake_ra
     ray.lost.add("away")
     assert [a.status for a in pool.stream([cluster_job()])] == ["ok"] and here == [cluster_job()]
     ray.lost.clear()
-    with pytest.raises(Empty):
-        pool._build_away(cluster_job())
+    fails(Empty, "", pool._build_away, cluster_job())
 
 
 @pytest.mark.parametrize(("fault", "status"), [(WorkerDied("signal SIGSEGV"), "ok"), (WorkerTimeout(""), "timeout")])

@@ -130,8 +130,7 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
 
     records, log = [stored(problem, i + 1) for i, problem in enumerate(PROBLEMS)], list[tuple[int, list[str]]]()
     folder = campaign(tmp_path / "tunings", records)
-    with pytest.raises(KilledError):
-        measured(folder, lambda device: Dying(log, device), devices=1)
+    fails(KilledError, "", measured, folder, lambda device: Dying(log, device), devices=1)
     assert not (folder / RAW).exists()
     journal = folder / "results" / "raw_results.yaml.journal"
     with journal.open("ab") as torn:
@@ -177,15 +176,13 @@ def test_wrong_files_of_a_campaign(name: str, text: str | None, complaint: str, 
         (folder / name).unlink()
     else:
         (folder / name).write_text(text.replace("{key}", PROBLEMS[0].key), encoding="utf-8")
-    with pytest.raises(InputError, match=complaint):
-        measured(folder, lambda device: Device([], device))
+    refuses(complaint, measured, folder, lambda device: Device([], device))
     assert not (folder / RAW).exists()
 
 
 def test_the_stages(tmp_path: Path) -> None:
     reported = Reporting(campaign(tmp_path / "tunings", [stored(PROBLEMS[0], 5)]))
-    with pytest.raises(InputError, match=r"raw_results.csv: there is no such file"):
-        filter_stage.run(reported)
+    refuses(r"raw_results.csv: there is no such file", filter_stage.run, reported)
     benchmark_stage.run(reported)
     assert "benchmark: turn 3 of 3, tuned: 1 GEMMs measured" in reported.said
     reported.said.clear()

@@ -13,6 +13,7 @@ from tests.support import raising
 from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
 from tests.support.nouns import BASELINE_ENTRY, Artifact, Defaults, Evaluator, Patch, Problem, RaceResult, apart, cases
+from tests.support.refusals import fails, refuses
 from tritongemm.campaigns import tables, weights
 from tritongemm.campaigns.campaign import Campaign
 from tritongemm.campaigns.stages import configs
@@ -215,8 +216,7 @@ def test_a_baseline_that_fails_costs_itself(tmp_path: Path) -> None:
     assert not configs.why_again(rig.campaign(example()))
     (tmp_path / "tunings" / "summary.csv").write_text("")
     assert configs.why_again(rig.campaign(example())).endswith("done again")
-    with pytest.raises(InputError, match="name the LOG to have it written again"):
-        configs.why_again(replace(rig.campaign(example()), log=None))
+    refuses("name the LOG to have it written again", configs.why_again, replace(rig.campaign(example()), log=None))
 
 
 def test_a_gpu_that_vanishes_is_given_up(tmp_path: Path) -> None:
@@ -231,8 +231,7 @@ def test_a_gpu_that_vanishes_is_given_up(tmp_path: Path) -> None:
 
 def test_when_nothing_can_be_measured_nothing_is_written(tmp_path: Path) -> None:
     rig = Rig(tmp_path, [Timed({}, fails=[A, B, C]), Timed({}, fails=[A, B, C])])
-    with pytest.raises(TargetError, match="no baseline could be measured; the first: out of memory"):
-        configs.run(rig.campaign(example()))
+    fails(TargetError, "no baseline could be measured; the first: out of memory", configs.run, rig.campaign(example()))
     assert not (tmp_path / "tunings" / "summary.csv").exists()
 
 
@@ -269,8 +268,7 @@ def test_what_tuningdriver_wrote_is_not_replaced(name: str, text: str, /, measur
     folder = measuring.folder / "tunings"
     folder.mkdir()
     (folder / name).write_text(text)
-    with pytest.raises(OutputError, match=rf"{name} is not .*; choose another folder with -o"):
-        configs.run(measuring.campaign(example()))
+    fails(OutputError, rf"{name} is not .*; choose another folder with -o", configs.run, measuring.campaign(example()))
     assert (folder / name).read_text() == text and not {"summary.csv", "gemms.csv"} - {name} & set(os.listdir(folder))
     (folder / name).unlink()
     for _ in range(2):
@@ -283,8 +281,7 @@ def test_a_table_names_no_other_file(rig: Rig, wrong: str) -> None:
     configs.run(rig.campaign(size(A)))
     folder = rig.folder / "tunings"
     (folder / "gemms.csv").write_text(f"config,problem\n{wrong},16x16x16_bf16_TN\n")
-    with pytest.raises(InputError, match=r"gemms.csv: row 1 \(line 2\): config .* is no name of a config"):
-        tables.read_gemms(folder)
+    refuses(r"gemms.csv: row 1 \(line 2\): config .* is no name of a config", tables.read_gemms, folder)
     configs.run(rig.campaign(size(A)))
     assert tables.read_gemms(folder)[0].config == "BBS_TN_0"
 
@@ -313,6 +310,5 @@ def test_baseline_times_survive_damage(damage: Callable[[str], str], /, tmp_path
 def test_a_file_of_another_program_stays(tmp_path: Path) -> None:
     path = tmp_path / "baseline.journal"
     path.write_text("mine\n")
-    with pytest.raises(OutputError, match="is not a journal of tritongemm; move it away"):
-        BaselineTimes(path, {})
+    fails(OutputError, "is not a journal of tritongemm; move it away", BaselineTimes, path, {})
     assert path.read_text() == "mine\n"

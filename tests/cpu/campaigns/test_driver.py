@@ -9,6 +9,7 @@ from tests.support.call_logs import line
 from tests.support.evaluators import FakeEvaluator
 from tests.support.nouns import Defaults, InputError, OutputError, Patch, Problem, UnavailableError, results_format
 from tests.support.nouns import loader as target_files
+from tests.support.refusals import fails, refuses
 from tests.support.stand_in_campaigns import Rig, result
 from tritongemm.campaigns import driver, stages
 from tritongemm.campaigns.device_load import CountedEvaluator, describe_loads
@@ -82,8 +83,7 @@ def test_a_gemm_that_fails_costs_itself(rig: Rig) -> None:
     rig.fails = (109, 113, 128)
     (rig.folder / "tuned.yaml").unlink()
     (rig.folder / "tuned.yaml.journal").unlink()
-    with pytest.raises(InputError, match="no GEMM could be tuned; the first: nothing compiles"):
-        run_campaign(rig.campaign(), "tune")
+    refuses("no GEMM could be tuned; the first: nothing compiles", run_campaign, rig.campaign(), "tune")
     assert rig.done() == ["configs"]
 
 
@@ -100,18 +100,14 @@ def test_what_failed_is_tried_by_the_same_command(rig: Rig) -> None:
 
 def test_stages_need_those_before(rig: Rig) -> None:
     for stage in STAGES[1:]:
-        with pytest.raises(InputError, match=f"the stage {stage} needs configs"):
-            run_campaign(rig.campaign(LOG), stage)
+        refuses(f"the stage {stage} needs configs", run_campaign, rig.campaign(LOG), stage)
     run_campaign(rig.campaign(), "configs")
-    with pytest.raises(InputError, match="the stage merge needs tune"):
-        run_campaign(rig.campaign(), "merge")
+    refuses("the stage merge needs tune", run_campaign, rig.campaign(), "merge")
 
 
 def test_a_folder_without_a_campaign(rig: Rig) -> None:
-    with pytest.raises(InputError, match="has no campaign: name the LOG"):
-        run_campaign(rig.campaign())
-    with pytest.raises(InputError, match="there is no such file"):
-        run_campaign(replace(rig.campaign(), log=rig.place / "absent.log"))
+    refuses("has no campaign: name the LOG", run_campaign, rig.campaign())
+    refuses("there is no such file", run_campaign, replace(rig.campaign(), log=rig.place / "absent.log"))
     assert not rig.folder.exists()
 
 
@@ -124,8 +120,7 @@ def test_a_folder_is_of_one_log_and_one_target(rig: Rig) -> None:
         run_campaign(replace(rig.campaign(), log=rig.place / "other.log"), "configs")
     rig.campaign(LOG)
     other = replace(rig.campaign(LOG), target=target_files.load_target("gfx950"))
-    with pytest.raises(OutputError, match="has the campaign of another target, gfx942"):
-        run_campaign(other, "configs")
+    fails(OutputError, "has the campaign of another target, gfx942", run_campaign, other, "configs")
 
 
 def test_a_table_that_is_cut_loses_no_gemm_in_silence(rig: Rig) -> None:
@@ -172,10 +167,8 @@ def test_another_threshold_needs_the_log(rig: Rig) -> None:
     """And a stage that can't be done changes nothing of what is known to be done."""
     for stage in STAGES[:2]:
         run_campaign(rig.campaign(LOG), stage)
-    with pytest.raises(InputError, match=r"has the configs of --thr 0.1: name the LOG"):
-        run_campaign(replace(rig.campaign(threshold=40), log=None))
-    with pytest.raises(InputError, match="the stage tune needs configs"):
-        run_campaign(rig.campaign(threshold=40), "tune")
+    refuses(r"has the configs of --thr 0.1: name the LOG", run_campaign, replace(rig.campaign(threshold=40), log=None))
+    refuses("the stage tune needs configs", run_campaign, rig.campaign(threshold=40), "tune")
     assert rig.done() == ["configs", "tune"]
 
 
@@ -213,8 +206,7 @@ def test_tuning_anew_sets_aside_what_is_there(rig: Rig) -> None:
     )
     held = RunFiles(rig.folder / "tuned.yaml")
     held.hold()
-    with pytest.raises(OutputError, match="is held by another run"):
-        run_campaign(replace(rig.campaign(LOG), resume=False), "tune")
+    fails(OutputError, "is held by another run", run_campaign, replace(rig.campaign(LOG), resume=False), "tune")
     held.release()
 
 
@@ -240,8 +232,7 @@ def test_results_of_other_campaigns_are_merged_in_once_and_stay(rig: Rig) -> Non
     others[0].unlink()
     assert sorted(merged(only="merge")) == [7, 8, 109, 113, 128]
     others[1].write_text("- {M: 7}")
-    with pytest.raises(InputError, match=r"two.tuned.yaml"):
-        merged(others[1])
+    refuses(r"two.tuned.yaml", merged, others[1])
     assert len(sizes.from_file(rig.folder / "merged.yaml", Defaults())) == 5 and "merge" in rig.done()
 
 
@@ -260,8 +251,7 @@ def test_a_damaged_table_is_written_again(rig: Rig, text: str | None) -> None:
     table = rig.folder / "gemms.csv"
     before = table.read_bytes()
     table.unlink() if text is None else table.write_text(text)
-    with pytest.raises(InputError, match=r"gemms\.csv.* name the LOG"):
-        run_campaign(replace(rig.campaign(), log=None))
+    refuses(r"gemms\.csv.* name the LOG", run_campaign, replace(rig.campaign(), log=None))
     run_campaign(rig.campaign())
     assert table.read_bytes() == before and rig.done() == list(STAGES) and len(rig.tuned) == 3
 
@@ -273,8 +263,7 @@ def test_a_damaged_or_newer_state_is_reported(rig: Rig) -> None:
     for text in ("", "{", "[]", '{"schema": 1}', "null", "[" * 100000, newer):
         path.write_text(text)
         complaint = "a newer version .*schema 2; this one reads up to 1" if text == newer else "is damaged .*delete it"
-        with pytest.raises(InputError, match=rf"campaign\.json:? {complaint}"):
-            run_campaign(rig.campaign())
+        refuses(rf"campaign\.json:? {complaint}", run_campaign, rig.campaign())
 
 
 def test_two_campaigns_in_one_folder(rig: Rig) -> None:
@@ -290,8 +279,7 @@ def test_a_config_that_was_deleted_is_left_out(rig: Rig) -> None:
     assert len(rig.tuned) == 2 and f"left out: {rig.folder / 'BBS_TN_1.yaml'} is not there" in rig.said
     for path in rig.folder.glob("BBS_*.yaml"):
         path.unlink()
-    with pytest.raises(InputError, match="has none of the configs"):
-        run_campaign(rig.campaign(), "tune")
+    refuses("has none of the configs", run_campaign, rig.campaign(), "tune")
 
 
 def test_merge_keeps_the_better_result(rig: Rig) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.nouns import InputError, OutputError, cases
+from tests.support.nouns import OutputError, cases, refuses
 from tritongemm.campaigns import raw_results
 from tritongemm.campaigns.stages import benchmark
 from tritongemm.campaigns.tables import SUMMARY
@@ -97,8 +97,7 @@ def test_a_damaged_file_is_named(old: str, new: str, complaint: str, /, tmp_path
     if new == ",0,":
         changed = head + "\n" + row.replace("10,10\n", "0,0\n")
     path.write_text(changed, encoding="utf-8")
-    with pytest.raises(InputError, match=complaint):
-        raw_results.read_products(path)
+    refuses(complaint, raw_results.read_products, path)
 
 
 def test_what_could_not_be_compared_counts_in_the_total(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from tests.support.evaluators import FakeEvaluator, Waiting
 from tests.support.nouns import BuildPool, Machine, Problem, Record, Support, cases, loader, matrices, results_format
+from tests.support.refusals import fails, refuses
 from tests.support.stand_in_campaigns import stored
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.campaigns import merging
 from tritongemm.campaigns.campaign import MERGED, MeasuringTools
 from tritongemm.campaigns.merging import Conflict, RaceLog, merge_results, race_conflicts
 from tritongemm.campaigns.stages.benchmark import read_records
-from tritongemm.core.errors import InputError, OutputError
+from tritongemm.core.errors import OutputError
 from tritongemm.core.protocol import MeasureProtocol, RaceResult
 from tritongemm.results.run_files import RunFiles
 from tritongemm.system import settings
@@ -156,8 +157,7 @@ def test_what_can_not_be_read_changes_nothing(text: str | None, complaint: str, 
     if text is not None:
         theirs.write_text(text, encoding="utf-8")
     before = mine.read_bytes()
-    with pytest.raises(InputError, match=complaint):
-        merge_results(mine, theirs, mine)
+    refuses(complaint, merge_results, mine, theirs, mine)
     assert mine.read_bytes() == before
     assert merge_results(mine, write(theirs, stored(PROBLEMS[1], 1, 5)), mine).records, "nothing holds it"
 
@@ -178,8 +178,7 @@ def test_two_merges_at_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
     other.start()
     try:
         assert held.wait(20)
-        with pytest.raises(OutputError, match="is held by another run"):
-            merge_results(*sources, tmp_path / "out.yaml")
+        fails(OutputError, "is held by another run", merge_results, *sources, tmp_path / "out.yaml")
         assert not (tmp_path / "out.yaml").exists()
     finally:
         done.set()

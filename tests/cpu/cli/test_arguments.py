@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.linear_layers import problem
 from tests.support.model_configs import without_transformers  # noqa: F401
-from tests.support.nouns import Capsys, FormatRow, Patch, cases, each, load_target
+from tests.support.nouns import Capsys, FormatRow, Patch, cases, each, fails, load_target
 from tritongemm.cli import arguments, capture, export, gradlib, library, optimize, options, shell, tune
 from tritongemm.report.console import Reporter
 from tritongemm.tune import requested_rows
@@ -35,8 +35,7 @@ def test_compilers_go_with_the_cores(monkeypatch: Patch) -> None:
     for cores, most in ((1, 16), (64, 256)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
         assert arguments.processes(str(most)) == most
-        with pytest.raises(argparse.ArgumentTypeError, match=f"not a whole number from 0 to {most}"):
-            arguments.processes(str(most + 1))
+        fails(argparse.ArgumentTypeError, f"not a whole number from 0 to {most}", arguments.processes, str(most + 1))
 
 
 @each("folder", [".", "./", "/"])
@@ -62,8 +61,7 @@ def test_a_name_that_a_terminal_would_obey(capsys: Capsys, option: str) -> None:
 def test_a_folder_is_not_called_as_a_file(capsys: Capsys, tmp_path: Path, name: str) -> None:
     of_folders: Any = (library, ["build"]), (library, ["merge"]), (export, []), (optimize, [])
     for command, words in of_folders:
-        with pytest.raises(SystemExit):
-            command.main([*words, "x.yaml", "-o", str(tmp_path / name)])
+        fails(SystemExit, "", command.main, [*words, "x.yaml", "-o", str(tmp_path / name)])
         assert f"{name}' would be a folder; name one that does not end in" in capsys.readouterr().err
     assert arguments.output_folder(str(tmp_path / "lib.v2")) == str(tmp_path / "lib.v2")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, Waiting
-from tests.support.nouns import Capsys, Config, Evaluator, Machine, Patch, RaceResult, Record, Trial, loader
+from tests.support.nouns import Capsys, Config, Evaluator, Machine, Patch, RaceResult, Record, Trial, fails, loader
 from tests.support.stores import TOOLS
 from tritongemm.cli import check as command
 from tritongemm.cli import library as library_command
@@ -126,8 +126,7 @@ def test_all_devices_repair(results: Path, gpu: FakeEvaluator, monkeypatch: Patc
     monkeypatch.setattr(machine, "find_machine", lambda _, ids, count: replace(GPU, devices=tuple(range(count or 1))))
     monkeypatch.setattr(command, "_devices", devices)
     assert command.main([str(results), "--repair"]) == 0 and capsys.readouterr().out.count("repaired: ") == 2
-    with pytest.raises(SystemExit):
-        command.main([str(results), "--gpus", "0;1"])
+    fails(SystemExit, "", command.main, [str(results), "--gpus", "0;1"])
     assert "not a list of numbers of GPUs" in capsys.readouterr().err
 
 

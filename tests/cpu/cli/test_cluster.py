@@ -12,7 +12,7 @@ import yaml
 from tests.support import fake_ray
 from tests.support.call_logs import line
 from tests.support.cluster_roles import GPU_ROLE, SURVEY_ROLE
-from tests.support.nouns import Capsys, Patch
+from tests.support.nouns import Capsys, Patch, fails
 from tritongemm.campaigns.driver import STAGES
 from tritongemm.cli import optimize, shell, tune
 from tritongemm.measure.cluster import ClusterGpus
@@ -49,8 +49,7 @@ def test_a_run_on_a_cluster_ends_in_one_file(ray: fake_ray.FakeRay, tmp_path: Pa
 
 def test_what_can_not_be_done_on_a_cluster_is_refused(ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys) -> None:
     size = ["-m", "16", "-n", "16", "-k", "32", "-o", str(tmp_path / "out.yaml"), "--ray", "auto"]
-    with pytest.raises(SystemExit):
-        tune.main([*size, "--gpu_ids", "0"])
+    fails(SystemExit, "", tune.main, [*size, "--gpu_ids", "0"])
     assert "with --ray, --ngpus says" in capsys.readouterr().err
     ray.gpus = dict.fromkeys(ray.gpus, 0)
     assert tune.main(size) == 2 and capsys.readouterr().err.startswith("error: --ray auto: the cluster has no GPU")
@@ -58,8 +57,7 @@ def test_what_can_not_be_done_on_a_cluster_is_refused(ray: fake_ray.FakeRay, tmp
 
 def test_what_campaigns_can_not_do_on_it_is_refused(ray: fake_ray.FakeRay, tmp_path: Path, capsys: Capsys) -> None:
     for words, complaint in ((("--gpus", "0"), "with --ray, --ngpus says"), (("--ngpus", "-1"), "not a whole number")):
-        with pytest.raises(SystemExit):
-            optimized(tmp_path, *words)
+        fails(SystemExit, "", optimized, tmp_path, *words)
         assert complaint in capsys.readouterr().err
     assert optimized(tmp_path, "-a", "gfx942") == shell.REFUSED
     assert "the cluster has no GPU of gfx942, but 2 x W7900" in capsys.readouterr().err

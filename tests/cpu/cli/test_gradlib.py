@@ -4,7 +4,7 @@ import pytest
 
 from tests.support import raising
 from tests.support.foreign_rows import AITER_HEADER as TUNED
-from tests.support.nouns import Capsys, Defaults, InputError, MeasureProtocol, Patch, apart, loader
+from tests.support.nouns import Capsys, Defaults, InputError, MeasureProtocol, Patch, apart, fails, loader, refuses
 from tritongemm.cli import gradlib, shell, tune
 from tritongemm.hip_ext import machine
 from tritongemm.report.console import Reporter
@@ -115,8 +115,7 @@ def test_files_may_be_called_anything_where_the_family_is_said(requests: list[Tu
     reported = TunedFile.find(files[1], "aiter")
     assert reported is not None and (reported.place, reported.results) == (tmp_path / "best", tmp_path / "best.yaml")
     files[1].write_text("a letter\n")
-    with pytest.raises(InputError, match="is there and is not AITER's CSV"):
-        TunedFile.find(files[1], "aiter")
+    refuses("is there and is not AITER's CSV", TunedFile.find, files[1], "aiter")
 
 
 def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:
@@ -129,8 +128,7 @@ def test_sizes_of_a_model_are_handed_on(requests: list[TuneRequest]) -> None:
 
 
 def test_a_family_that_there_is_not_is_the_complaint(requests: list[TuneRequest], capsys: Capsys) -> None:
-    with pytest.raises(SystemExit):
-        gradlib.main(["--family", "a4w4"])
+    fails(SystemExit, "", gradlib.main, ["--family", "a4w4"])
     said = capsys.readouterr().err
     assert not requests and "no family is called 'a4w4'; there are: a" in said
     assert (

@@ -5,7 +5,7 @@ import pytest
 
 from tests.support import shipped
 from tests.support.linear_layers import TILE, problem, record
-from tests.support.nouns import Capsys, Family, Groups, Patch, Problem, apart, matrices, registry, results_format
+from tests.support.nouns import Capsys, Family, Groups, Patch, Problem, apart, fails, matrices, registry, results_format
 from tritongemm.cli import lookup
 
 SIZE = ("-n", "32", "-k", "64", "-dtype_a", "bf16", "--target", "sm90")
@@ -222,6 +222,5 @@ def test_shipped_tables_are_looked_up_by_the_name_of_a_gpu(tmp_path: Path, monke
     assert run(capsys, "--shipped", "h20", *size)[1] == [
         "error: there are no shipped tables of h20; there are: h100, h200"
     ]
-    with pytest.raises(SystemExit):
-        lookup.main(size)
+    fails(SystemExit, "", lookup.main, size)
     assert "error: name files of results, or --shipped" in capsys.readouterr().err

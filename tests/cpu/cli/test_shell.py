@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.nouns import Capsys, InputError, Patch, apart, cases, heavy
+from tests.support.nouns import Capsys, InputError, Patch, apart, cases, fails, heavy
 from tritongemm.cli import shell
 
 IMPORTS = """import os, signal, sys, time
@@ -45,8 +45,7 @@ def test_what_ends_it_is_said_in_one_line(error: BaseException, status: int, lin
 
 
 def test_faults_keep_their_traceback_and_warnings_are_one_line(monkeypatch: Patch, capsys: Capsys) -> None:
-    with pytest.raises(ValueError, match="own fault"):
-        status_of(ValueError("own fault"))
+    fails(ValueError, "own fault", status_of, ValueError("own fault"))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", shell._show_warning)

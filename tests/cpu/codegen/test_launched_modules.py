@@ -12,7 +12,7 @@ import torch
 
 from tests.support.launched_modules import launches_for
 from tests.support.module_cases import CASES
-from tests.support.nouns import Config, Family, Problem, Target, WeightLayout, heavy, matrices, registry
+from tests.support.nouns import Config, Family, Problem, Target, WeightLayout, fails, heavy, matrices, registry
 from tritongemm.codegen import modules, render, template_facts
 from tritongemm.search_spaces import loader as target_files
 
@@ -96,8 +96,7 @@ def test_rows_too_far_apart_for_offsets_of_32_bits_are_refused(row_major_a: bool
     with pytest.raises(ValueError, match=f"^BLOCK_. {rows} of rows {2**31 // rows} elements apart: offsets in a tile"):
         module.launch(config.name, a, b, c)
     winner = modules.run_text(render.winner(problem, config, TARGETS["sm90"], "Remark."), "gemm")
-    with pytest.raises(ValueError, match=f"^rows of a {2**31 // rows} elements apart: offsets in a tile"):
-        winner.matmul(a, b)
+    fails(ValueError, f"^rows of a {2**31 // rows} elements apart: offsets in a tile", winner.matmul, a, b)
 
 
 @pytest.mark.heavy

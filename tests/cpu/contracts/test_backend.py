@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.nouns import Config, Groups, Launch, Problem, Support, Target, each, load_target, matrices, registry
+from tests.support.refusals import refuses
 from tests.support.toys.backend_toy import ToyBackend
 from tritongemm.codegen import template_facts
 from tritongemm.core.config import AXES
@@ -109,10 +110,8 @@ def test_a_compile_job_survives_json(name: str, inputs: BuildInputs) -> None:
 @each("name", KERNELS)
 def test_configs_of_others_are_refused(name: str) -> None:
     other = Config("t", 1, 1, 1, backend="other")
-    with pytest.raises(InputError, match=f"a config of backend other, not of {name}"):
-        KERNELS[name].check(other, DENSE, TARGETS[0])
-    with pytest.raises(InputError, match="not of"):
-        KERNELS[name].compile_job(other, DENSE, TARGETS[0])
+    refuses(f"a config of backend other, not of {name}", KERNELS[name].check, other, DENSE, TARGETS[0])
+    refuses("not of", KERNELS[name].compile_job, other, DENSE, TARGETS[0])
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -11,7 +11,7 @@ import torch
 import tritongemm
 from tests.support.kernel_cases import SM90
 from tests.support.linear_layers import HostKernel, StandInKernel, attach_device, be_a_gpu, record
-from tests.support.nouns import Config, DriverError, Family, Groups, Patch, Problem, each, matrices, registry
+from tests.support.nouns import Config, DriverError, Family, Groups, Patch, Problem, each, fails, matrices, registry
 from tests.support.operation_calls import Call
 from tests.support.tuned_calls import make_call
 from tritongemm.core.scaling import GRANULARITIES, granularity
@@ -204,8 +204,7 @@ def test_a_kernel_that_cannot_be_prepared_leaves_other_m_to_pytorch(gpu: Dispatc
     of = even(of)
     hold(gpu, of, Broken())
     call, _, _ = make_call(of)
-    with pytest.raises(DriverError, match="NOT_FOUND"):
-        call()
+    fails(DriverError, "NOT_FOUND", call)
     operation, given = operation_of(make_call(of.at(12))[0])
     if serves_other_m(of.at(12), "sm90") and not of.masked:
         ready = gpu.resolve(operation, ("key",), given)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, stand_in_device
-from tests.support.nouns import InputError, Patch, cases, each, heavy
+from tests.support.nouns import InputError, Patch, cases, each, heavy, refuses
 from tests.support.operation_calls import CALLS, PLAIN, SCALED, B, Call, K, N, Rows, parts
 from tests.support.served_region import Graphs
 from tritongemm.operations import contract, scaled
@@ -149,8 +149,7 @@ def test_gradients_are_the_same_compiled_or_refused() -> None:
     torch._dynamo.reset()
     layer = call_of("linear_fp8 rows")
     result = torch.compile(lambda a: layer(a, *layer.tensors[1:]), backend="aot_eager")(x)
-    with pytest.raises(InputError, match=r"linear_fp8 has no gradient .* torch.no_grad\(\)"):
-        result.sum().backward()
+    refuses(r"linear_fp8 has no gradient .* torch.no_grad\(\)", result.sum().backward)
     pair = torch.compile(lambda a: tritongemm.quantize(a, "row"), backend="aot_eager", fullgraph=True)(x)
     assert not any(one.requires_grad for one in pair)
 
@@ -208,8 +207,7 @@ def test_how_many_rows_are_quantised_may_depend_on_values(granularity: str, layo
     assert q.shape[1] == 256 and scale.dim() == 2
     q, scale = torch.ops.tritongemm.quantize(ONE(0, 256), granularity, FP8, layout)
     assert q.shape == (0, 256) and scale.shape[0] == 0
-    with pytest.raises(InputError, match=r"\(256, 0\)"):
-        torch.ops.tritongemm.quantize(ONE(256, 0), granularity, FP8, layout)
+    refuses(r"\(256, 0\)", torch.ops.tritongemm.quantize, ONE(256, 0), granularity, FP8, layout)
 
 
 def bare(*shape: int) -> Tensor:
@@ -238,8 +236,7 @@ MIXTURE: tuple[Any, ...] = bare(M), ENDS, "silu", None, None
     ("mm", (bare(M, K), bare(N, K + 1)), r"must be \[..., K\] and \[N, K\]"),
 )
 def test_shapes_that_do_not_belong_together_are_named(name: str, given: tuple[object, ...], says: str, /) -> None:
-    with pytest.raises(InputError, match=says):
-        getattr(torch.ops.tritongemm, name)(*given)
+    refuses(says, getattr(torch.ops.tritongemm, name), *given)
 
 
 @each("name", ["scaled_mm rows", "scaled_mm blocks", "scaled_bmm rows", "grouped_mm rows"])
@@ -288,8 +285,7 @@ def test_what_can_not_be_mapped_is_named(name: str, place: int, operand: str) ->
     call = call_of(name)
     given = [torch.stack((one, one)) if at == place else one for at, one in enumerate(call.tensors)]
     dims = tuple(0 if at == place else None for at in range(len(given)))
-    with pytest.raises(InputError, match=f"^{operand} is mapped by torch.func.vmap"):
-        torch.func.vmap(call, dims)(*given)
+    refuses(f"^{operand} is mapped by torch.func.vmap", torch.func.vmap(call, dims), *given)
 
 
 def test_tensors_without_an_address_are_pytorchs(monkeypatch: Patch) -> None:

@@ -5,21 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    InputError,
-    Launch,
-    Param,
-    Problem,
-    SearchLimits,
-    cases,
-    each,
-    load_target,
-    loader,
-    matrices,
-    results_format,
-)
+from tests.support.nouns import Config, Defaults, Launch, Param, SearchLimits, load_target, loader, results_format
+from tests.support.refusals import refuses
+from tests.support.tables import cases, each
+from tritongemm.core.errors import InputError
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.results.schema import read_problem
 from tritongemm.search import space
 
@@ -58,8 +48,7 @@ LAUNCH = Launch("k.co", "k", (7, 2, 1), (256, 1, 1), 65536, (Param("i32", 2**31 
 
 @each(("kind", "value"), [("i32", 2**31), ("i32", 99999999999), ("u32", -1), ("u32", 2**32), ("i64", 2**63)])
 def test_a_parameter_fits_its_type(kind: str, value: int) -> None:
-    with pytest.raises(InputError, match=f"a parameter of type {kind} can't be {value}: it holds "):
-        Param(kind, value)
+    refuses(f"a parameter of type {kind} can't be {value}: it holds ", Param, kind, value)
 
 
 @cases(
@@ -82,8 +71,7 @@ def test_threads_of_a_launch_are_counted_and_a_code_object_used_as_compiled(tmp_
     launch = replace(LAUNCH, path=str(file), sha256=sha256(b"code").hexdigest())
     assert launch.read_code() == b"code"
     file.write_bytes(b"else")
-    with pytest.raises(InputError, match=r"k\.co is not the file that was compiled"):
-        launch.read_code()
+    refuses(r"k\.co is not the file that was compiled", launch.read_code)
 
 
 PROBLEM = Problem(64, 512, 1024, *matrices("bf16", layout="TN"))

@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.foreign_rows import AITER_HEADER as BF16
 from tests.support.nouns import Backend, Config, Problem, Record, TunerFormat, cases, each, loader, matrices, registry
+from tests.support.refusals import refuses
 from tritongemm.backends.asm import backend as asm
 from tritongemm.core.errors import DamagedFileWarning, InputError
 from tritongemm.core.format_row import Defaults, FormatRow, NamedKernel
@@ -132,18 +133,16 @@ def test_an_assembly_config_is_its_manifests(tmp_path: Path) -> None:
 
 @each("name", ["sizes.csv", "dir_a4w4/sizes.csv"])
 def test_a_bare_file_is_refused_with_the_choices(name: str) -> None:
-    with pytest.raises(
-        InputError, match=r"several families; name one with --family.*a8w8_bpreshuffle.*a4w4_blockscale"
-    ):
-        read(name, "M,N,K\n1,2,3\n")
+    refuses(
+        r"several families; name one with --family.*a8w8_bpreshuffle.*a4w4_blockscale", read, name, "M,N,K\n1,2,3\n"
+    )
 
 
 def test_the_users_word_decides_the_family_and_tables_of_others_are_left() -> None:
     text = "M,N,K\n1, 16384, 16384\n"
     for word in ("a4w4_blockscale", "a4w4_bpreshuffle"):
         assert read("sizes.csv", text, word)[0].problem.b.order == "shuffled_16x16"
-    with pytest.raises(InputError, match="no family is called 'a9w9'; there are: a16w4, "):
-        read("sizes.csv", text, "a9w9")
+    refuses("no family is called 'a9w9'; there are: a16w4, ", read, "sizes.csv", text, "a9w9")
     assert read("sizes.csv", "B,M,N,K\n4,1,2,3\n", "a8w8")[0].problem.batch == 4
     assert not plugin().recognises(Path("x.csv"), "size,M,N,K,dtype_a\n")
     assert not plugin().recognises(Path("x.csv"), "N,K\n")

@@ -3,19 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    Family,
-    FormatRow,
-    Record,
-    TunerFormat,
-    cases,
-    each,
-    load_target,
-    registry,
-)
+from tests.support.nouns import Config, Defaults, Family, FormatRow, Record, TunerFormat, load_target, registry
 from tests.support.stores import take
+from tests.support.tables import cases, each
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.results.tuned_file import TunedFile
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.nouns import Config, Defaults, FormatRow, Groups, InputError, Operand, Patch, Record, each, registry
+from tests.support.refusals import refuses
 from tritongemm.plugins.contracts import KernelBackend, ServerFormat
 from tritongemm.search_spaces.loader import load_target
 
@@ -47,8 +48,7 @@ def test_the_sizes_are_both_products_at_every_m_of_the_ladder() -> None:
     assert [row.problem.m for row in rows_of(3)] == [24, 24]
     skewed = VLLM.list_sizes(768, 2048, replace(GIVEN, groups=Groups(128, spread="skewed")), 8, (64,))
     assert {row.problem.groups for row in skewed} == {Groups(128, spread="skewed")}
-    with pytest.raises(InputError, match="129 of 128 experts"):
-        VLLM.list_sizes(768, 2048, GIVEN, 129)
+    refuses("129 of 128 experts", VLLM.list_sizes, 768, 2048, GIVEN, 129)
     with pytest.raises(InputError, match="vLLM has no tables of family dense of bf16; choose --family: a8w8_blocks"):
         VLLM.list_sizes(768, 2048, replace(GIVEN, family="dense", a=Operand("bf16")), 8)
 
@@ -100,8 +100,7 @@ def test_what_can_not_be_expressed_has_a_reason() -> None:
         assert all(why in reason for _, reason in translated.omitted)
     translated = VLLM.translate(results(rows), {})
     assert not translated.files and all("--top_k" in reason for _, reason in translated.omitted)
-    with pytest.raises(InputError, match="name a folder"):
-        VLLM.translate_rows(rows, results(rows), {"": "{}"})
+    refuses("name a folder", VLLM.translate_rows, rows, results(rows), {"": "{}"})
 
 
 @pytest.fixture

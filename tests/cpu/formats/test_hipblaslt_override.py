@@ -5,9 +5,9 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import algorithm, product
-from tests.support.nouns import Capsys, Config, Problem, Record, WritableFormat, matrices, registry
+from tests.support.nouns import Capsys, Config, Problem, Record, WritableFormat, matrices, refuses, registry
 from tritongemm.cli import convert
-from tritongemm.core.errors import InputError, UntunableRowsWarning
+from tritongemm.core.errors import UntunableRowsWarning
 from tritongemm.formats import Defaults, results_format
 
 FORMAT = registry.get(WritableFormat, "hipblaslt_override")
@@ -62,8 +62,7 @@ def test_what_won_goes_before_and_a_row_has_no_bias() -> None:
 
 
 def test_rows_without_columns_are_named_and_the_command_keeps_other_types(tmp_path: Path, capsys: Capsys) -> None:
-    with pytest.raises(InputError, match="no line of columns before it"):
-        FORMAT.read(PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
+    refuses("no line of columns before it", FORMAT.read, PATH, "Git Version: 1\n    T,N,1,1,1,1\n", Defaults())
     text = f"{HEAD}\n    T,N,1,64,16,64,f64_r,f64_r,f64_r,f64_r,9\n"
     entire = f"{HEAD}\n    T,N,1,6144,16,4096,f32_r,f32_r,f32_r,f32_r,7\n"
     with pytest.warns(UntunableRowsWarning, match="multiplies full float32"):

@@ -7,17 +7,8 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import product
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    Problem,
-    Record,
-    UntunableRowsWarning,
-    WritableFormat,
-    cases,
-    each,
-    registry,
-)
+from tests.support.nouns import Config, Defaults, Problem, Record, UntunableRowsWarning, WritableFormat, registry
+from tests.support.tables import cases, each
 from tritongemm.formats.inductor_lookup import key_of
 
 TABLE = registry.get(WritableFormat, "inductor_lookup")

@@ -18,7 +18,7 @@ from tests.cpu.formats import test_tile_tables as tables
 from tests.cpu.formats import test_tunableop as tunableop
 from tests.cpu.formats import test_vllm_batch_invariant as invariant
 from tests.support.foreign_rows import REVISION, algorithm, product
-from tests.support.nouns import Config, Defaults, Groups, InputError, Problem, Record, each, matrices, registry
+from tests.support.nouns import Config, Defaults, Groups, InputError, Problem, Record, each, matrices, refuses, registry
 from tritongemm.core.format_row import Translation
 from tritongemm.plugins.contracts import ServerFormat, WritableFormat
 
@@ -162,8 +162,7 @@ def test_a_damaged_row_costs_itself_alone(name: str, given: Any, complaint: str)
     assert len(found.rows) == right and [(d.row, d.line) for d in found.damaged] == [(row, line)]
     said = rf"^{re.escape(str(path))}: row {row} \(line {line}\) .*({complaint})"
     assert re.search(said, found.damaged[0].reason)
-    with pytest.raises(InputError, match=said):
-        reader.read(path, text, Defaults())
+    refuses(said, reader.read, path, text, Defaults())
 
 
 def aiter_loses(why: str, **other: Any) -> tuple[Record, str, str]:

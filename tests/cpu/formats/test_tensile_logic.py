@@ -8,6 +8,7 @@ import yaml
 
 from tests.support import foreign_rows
 from tests.support.nouns import Capsys, Defaults, Problem, Record, WritableFormat, cases, registry, results_format
+from tests.support.refusals import refuses
 from tritongemm.cli import convert
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 
@@ -140,8 +141,7 @@ def test_files_are_merged_and_the_more_efficient_stays() -> None:
     (logic({A: (0, 0.0)}, solutions=[solution(0, "64x64x64", DepthU=32)]), "has other parameters than in the file"),
 )
 def test_what_does_not_belong_together_is_refused(text: str, complaint: str, /) -> None:
-    with pytest.raises(InputError, match=complaint):
-        FORMAT.merge([(PATH, logic({A: (1, 0.0)})), (Path("other.yaml"), text)])
+    refuses(complaint, FORMAT.merge, [(PATH, logic({A: (1, 0.0)})), (Path("other.yaml"), text)])
 
 
 TWICE = [solution(0, "1x1x1"), solution(0, "2x1x1")]
@@ -162,8 +162,7 @@ TWICE = [solution(0, "1x1x1"), solution(0, "2x1x1")]
     (BASE.replace("- Equality", "- " + "[" * 500), "element 12 is no YAML"),
 )
 def test_a_damaged_file_is_refused_by_name(text: str, complaint: str, /) -> None:
-    with pytest.raises(InputError, match=rf"^{PATH}.*{complaint}"):
-        FORMAT.read(PATH, text, Defaults())
+    refuses(rf"^{PATH}.*{complaint}", FORMAT.read, PATH, text, Defaults())
 
 
 def test_the_command_writes_a_copy(tmp_path: Path, capsys: Capsys) -> None:

@@ -6,18 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    Format,
-    InputError,
-    Record,
-    ServerFormat,
-    cases,
-    each,
-    make_problem,
-    registry,
-)
+from tests.support.nouns import Config, Defaults, Format, InputError, Record, ServerFormat, make_problem, registry
+from tests.support.refusals import refuses
+from tests.support.tables import cases, each
 
 VLLM, SGLANG, EXPERTS_TABLE = (
     registry.get(ServerFormat, name) for name in ("vllm_dense_json", "sglang_dense_json", "vllm_moe_json")
@@ -128,8 +119,7 @@ def test_a_damaged_file_is_named(text: str, complaint: str, /) -> None:
 def test_scales_of_other_blocks_are_refused_and_names_are_sglangs() -> None:
     with pytest.raises(InputError, match=r"block_shape=\[32, 32\]: family a8w8_blockscale has scales for 128 x 128"):
         SGLANG.read(Path(BLANK.replace("128, 128", "32, 32")), table(), Defaults())
-    with pytest.raises(InputError, match="a mixture of experts by M alone"):
-        EXPERTS_TABLE.read(Path(EXPERTS), table(), Defaults())
+    refuses("a mixture of experts by M alone", EXPERTS_TABLE.read, Path(EXPERTS), table(), Defaults())
     with pytest.raises(InputError, match="a mixture of experts by M alone"):
         MOE.read(Path("E=8,N=4096,device_name=NVIDIA_H200.json"), table(), Defaults())
     won = result(16, Config("tile", 16, 32, 256, 1, num_warps=4, num_stages=3), family="a8w8")
@@ -194,6 +184,5 @@ def test_of_results_of_one_device_the_first_is_reported_in_no_other_folder() -> 
     assert not written.omitted and served(written.files[NAME], 16)["BLOCK_SIZE_M"] == 32
     other = dataclasses.replace(stand_in, compute_units=66)
     assert [r for r, _ in VLLM.translate([result(16), other], {}).omitted] == [other]
-    with pytest.raises(InputError, match="keeps a folder"):
-        VLLM.translate([result(16)], {"": table()})
+    refuses("keeps a folder", VLLM.translate, [result(16)], {"": table()})
     assert all("/" not in name for name in VLLM.translate([result(1, toolchain={"device": "../../etc"})], {}).files)

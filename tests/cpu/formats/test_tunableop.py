@@ -5,17 +5,8 @@ import pytest
 
 from tests.support import foreign_rows
 from tests.support.foreign_rows import algorithm, product
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    Problem,
-    Record,
-    UntunableRowsWarning,
-    WritableFormat,
-    cases,
-    each,
-    registry,
-)
+from tests.support.nouns import Config, Defaults, Problem, Record, UntunableRowsWarning, WritableFormat, registry
+from tests.support.tables import cases, each
 
 CSV = registry.get(WritableFormat, "tunableop_csv")
 PATH = Path("tunableop_results0.csv")

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.support.linear_layers import StandInDriver
-from tests.support.nouns import Buffer, DriverError, Launch, Param, Patch
+from tests.support.nouns import Buffer, DriverError, Launch, Param, Patch, fails
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured
 from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
@@ -188,8 +188,7 @@ def test_what_fails_gives_everything_back_and_is_an_error(nvidia: Opened) -> Non
         captured_launch.capture_launches(device, ("c",), lambda at, stream: None)
     assert ctypes.c_int.in_dll(library, "fake_destroyed").value == before + 2
     poke(library, "refuses", 1)
-    with pytest.raises(DriverError, match="cuMemsetD8Async"):
-        graph_capture.Cleared(16, bytes(8)).prepare(device.api).launch(0)
+    fails(DriverError, "cuMemsetD8Async", graph_capture.Cleared(16, bytes(8)).prepare(device.api).launch, 0)
 
 
 def test_a_driver_that_does_not_list_a_graph(stand_in_driver: StartDriver) -> None:

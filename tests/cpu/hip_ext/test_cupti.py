@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import triton
 
+from tests.support.refusals import fails
 from tests.support.timers import poke, stand_in, traced
 from tritongemm.core.errors import DriverError, UnavailableError
 from tritongemm.hip_ext import libraries
@@ -65,8 +66,7 @@ def test_each_trace_has_its_own_records(library: ctypes.CDLL, tracer: cupti.Cupt
 def test_a_profiler_that_is_refused_is_refused_each_time(library: ctypes.CDLL, tracer: cupti.CuptiTracer) -> None:
     poke(library, "refuse", 1)
     for _ in range(2):
-        with pytest.raises(DriverError, match="cuptiActivityEnable"):
-            tracer.enable()
+        fails(DriverError, "cuptiActivityEnable", tracer.enable)
     poke(library, "refuse", 0)
     with traced(tracer) as trace:
         library.fake_launch(b"inside", 2200, 2300, 1)
@@ -83,8 +83,7 @@ def test_what_cannot_be_used_is_unavailable(library: ctypes.CDLL, monkeypatch: p
     ):
         cupti.open_tracer.__wrapped__()
     poke(library, "version", 12)
-    with pytest.raises(UnavailableError, match="speaks version 12; 13 is the oldest"):
-        cupti.open_tracer.__wrapped__()
+    fails(UnavailableError, "speaks version 12; 13 is the oldest", cupti.open_tracer.__wrapped__)
     assert not opened.api.keeps_code, "nothing takes names"
 
 

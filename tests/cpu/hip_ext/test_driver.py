@@ -98,8 +98,7 @@ def test_a_driver_without_a_call_for_guarded_memory_says_which(fake: Fake, vendo
     """And keeps nothing, nor complains when the object goes."""
     library, opened = fake
     opened.api.calls[role] = raising(UnavailableError(f"no {role}; a newer driver is needed"))
-    with pytest.raises(UnavailableError, match=f"^no {role}"):
-        opened.device().guarded_memory(100)
+    fails(UnavailableError, f"^no {role}", opened.device().guarded_memory, 100)
     gc.collect()
     assert [number(library, f"fake_{what}") for what in ("reserved", "created", "mapped")] == [0, 0, 0]
 

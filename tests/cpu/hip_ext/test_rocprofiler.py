@@ -144,8 +144,7 @@ def test_locked_is_known_by_name_whatever_its_number(library: ctypes.CDLL, numbe
 
 
 def test_one_process_registers_once(library: ctypes.CDLL, tracer: RocprofilerTracer) -> None:
-    with pytest.raises(ConfigurationLockedError):
-        RocprofilerTracer(library)
+    fails(ConfigurationLockedError, "", RocprofilerTracer, library)
     with traced(tracer) as trace:
         library.fake_launch(1, 1, 2000, 2100)
     assert len(trace.records(1)) == 1

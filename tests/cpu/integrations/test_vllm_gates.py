@@ -12,7 +12,7 @@ from torch.nn import functional
 from tests.support.fakes.servers import install_vllm
 from tests.support.formats import read_text
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
-from tests.support.nouns import Problem
+from tests.support.nouns import Problem, fails
 from tritongemm.integrations import loaded_model, vllm, vllm_gates
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.workloads.capturing.session import capture
@@ -107,8 +107,7 @@ def test_gate_up_and_silu_are_one_operation(unloaded: Dispatcher) -> None:
         assert vllm_gates.serve(gelu) == 1
         for mlp, theirs in zip(gelu, wanted, strict=True):
             torch.testing.assert_close(mlp(x), theirs, rtol=0.02, atol=0.02)
-    with pytest.raises(RuntimeError, match="start vLLM anew"):
-        weight.weight_loader(weight, x)
+    fails(RuntimeError, "start vLLM anew", weight.weight_loader, weight, x)
 
 
 @pytest.mark.parametrize(("lora", "wanted"), [(None, True), (object(), False)])

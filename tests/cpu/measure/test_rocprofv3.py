@@ -5,22 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.nouns import (
-    BASELINE_ENTRY,
-    Artifact,
-    Config,
-    InputError,
-    MeasureProtocol,
-    Patch,
-    Problem,
-    Trial,
-    UnavailableError,
-    cases,
-    each,
-    fails,
-    matrices,
-    registry,
-)
+from tests.support.nouns import BASELINE_ENTRY, Artifact, Config, MeasureProtocol, Patch, Trial, registry
+from tests.support.refusals import fails
+from tests.support.tables import cases, each
+from tritongemm.core.errors import InputError, UnavailableError
+from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.profilers.trace import KernelRecord, TraceError
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob, WrongBaseline

@@ -12,7 +12,8 @@ from tests.support import emulated
 from tests.support.covering import pairwise
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
-from tests.support.nouns import Config, Family, Groups, InputError, KernelBackend, Patch, Problem, matrices, registry
+from tests.support.nouns import Config, Family, Groups, KernelBackend, Patch, Problem, matrices, registry
+from tests.support.refusals import fails, refuses
 from tests.support.tables import apart
 from tritongemm.codegen import render
 from tritongemm.measure.interpreting import mend_interpreter
@@ -63,8 +64,7 @@ def test_an_interpreter_without_such_products_says_so(monkeypatch: Patch) -> Non
     mend_interpreter.__wrapped__()
     language = SimpleNamespace(dtype=SimpleNamespace(to_ir=None))
     interpreter._patch_lang_core(language, SimpleNamespace(set_attr=setattr))
-    with pytest.raises(RuntimeError, match="can't multiply by powers of two"):
-        language.dot_scaled()
+    fails(RuntimeError, "can't multiply by powers of two", language.dot_scaled)
 
 
 @pytest.mark.skipif(not _interpreted(), reason="this Triton's interpreter has no dot_scaled")
@@ -149,10 +149,8 @@ def test_half_the_bytes_take_less_time_and_what_is_refused() -> None:
     config = Config("tile", 16, 128, 256)
     fp8, fp4 = (model.predict(config, of(d, "mx", 16, 8192, 8192), GFX950).seconds for d in (E4M3, FP4))
     assert fp4 < 0.9 * fp8
-    with pytest.raises(InputError, match=r"'mx' .* it has block, block_rows"):
-        of("fp8e4m3fnuz", "mx")
-    with pytest.raises(InputError, match="'mx'"):
-        of("int8", "mx")
+    refuses(r"'mx' .* it has block, block_rows", of, "fp8e4m3fnuz", "mx")
+    refuses("'mx'", of, "int8", "mx")
     gfx90a = target_files.load_target("gfx90a")
     assert "no matrix instruction" in registry.get(Family, "a4w4_blockscale").supports(of(FP4, ""), gfx90a).reason
     one = of(E4M3, "mx")

@@ -179,8 +179,7 @@ def test_a_broken_file_costs_itself_alone(text: str, tmp_path: Path, monkeypatch
     with dropped(Backend, tmp_path / "toy_typo.py", tmp_path, monkeypatch):
         with pytest.warns(UserWarning, match="backend toy_typo is passed over: "):
             assert [backend.name for backend in registry.every(Backend)] == entire
-        with pytest.raises((ValueError, SyntaxError, TypeError)):
-            registry.get(Backend, "toy_typo")
+        fails((ValueError, SyntaxError, TypeError), "", registry.get, Backend, "toy_typo")
 
 
 STRATEGY = """

@@ -182,8 +182,7 @@ def test_a_full_disk_loses_nothing(path: Path, monkeypatch: Patch) -> None:
                     OutputError, match=r"No space left on device; what was there before is safe\. Make room"
                 ):
                     store.add_trials(ONE, [trial(1), trial(2)])
-                with pytest.raises(OutputError):
-                    store.add_record(record(ONE))
+                fails(OutputError, "", store.add_record, record(ONE))
             assert store.journal.read_bytes() == before
             assert len(store.trials(ONE)) == 1 and store.record(ONE) is None
         store.add_trials(ONE, [trial(1)])

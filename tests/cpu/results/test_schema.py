@@ -72,8 +72,7 @@ def test_a_newer_results_file_is_refused_and_kept(path: Path) -> None:
     )
     before = path.read_bytes()
     for use in (stores.rows, stores.take, HeldRows):
-        with pytest.raises(NewerFileError, match=rf"out\.yaml: a newer version .*schema {SCHEMA + 1}"):
-            use(path)
+        fails(NewerFileError, rf"out\.yaml: a newer version .*schema {SCHEMA + 1}", use, path)
     assert path.read_bytes() == before
 
 

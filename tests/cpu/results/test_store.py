@@ -10,18 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import raising
-from tests.support.nouns import (
-    Defaults,
-    InputError,
-    OutputError,
-    Patch,
-    Problem,
-    Record,
-    cases,
-    each,
-    fails,
-    results_format,
-)
+from tests.support.nouns import Defaults, InputError, OutputError, Patch, Problem, Record, cases, each, results_format
+from tests.support.refusals import fails
 from tests.support.stores import HOW, ONE, THREE, TOOLS, TWO, merged, record, rows, take, trial
 from tritongemm.workloads import sizes
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.foreign_rows import AITER_HEADER as HEADER
 from tests.support.nouns import Config, Defaults, Problem, Record, Trial, load_target, loader, matrices, registry
+from tests.support.refusals import fails, refuses
 from tests.support.stores import record, take
 from tritongemm.core.errors import InputError, OutputError
 from tritongemm.core.format_row import FormatRow, Translation
@@ -36,13 +37,11 @@ def test_a_name_a_word_or_what_is_there_says_whose_file_it_is(tmp_path: Path) ->
         None
     ] * 4
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="is not text"):
-        TunedFile.find(tmp_path / "bytes.csv")
+    refuses("is not text", TunedFile.find, tmp_path / "bytes.csv")
     (tmp_path / "mine.dat").write_text(HEADER + "\n")
     for name, word in (("bf16_tuned_gemm.csv", ""), ("mine.dat", ""), ("x.dat", "aiter"), ("y.yaml", "")):
         assert isinstance(tuned_file.output_format(tmp_path / name, word), WritableFormat)
-    with pytest.raises(InputError, match="name one by --to: aiter, "):
-        tuned_file.output_format(tmp_path / "x.dat")
+    refuses("name one by --to: aiter, ", tuned_file.output_format, tmp_path / "x.dat")
 
 
 def test_the_best_finalist_that_aiter_has_is_written_with_its_own_time(tmp_path: Path) -> None:
@@ -87,8 +86,7 @@ def test_what_the_file_has_for_this_gpu_is_not_tuned_but_anew(tmp_path: Path) ->
 
 def test_places_sizes_and_configs_are_those_that_a_server_takes(tmp_path: Path) -> None:
     (tmp_path / "bf16_tuned_gemm.csv").symlink_to(tmp_path / "elsewhere.csv")
-    with pytest.raises(OutputError, match="is a link"):
-        opened(tmp_path / "bf16_tuned_gemm.csv").check()
+    fails(OutputError, "is a link", opened(tmp_path / "bf16_tuned_gemm.csv").check)
     assert [p.m for p in SIZES[:3]] == [1, 2, 4] and {p.layout for p in SIZES} == {"TN"}
     channels = SGLANG.list_sizes(6144, 4096, Defaults.of("fp8", family="a8w8"))
     assert 33 in [row.problem.m for row in channels] and channels[0].problem.family == "a8w8"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Capsys, Patch, TunerFormat, cases, each, registry
+from tests.support.nouns import Capsys, Patch, TunerFormat, cases, each, fails, registry
 from tritongemm.cli import gradlib, tune
 from tritongemm.report.console import Reporter
 from tritongemm.tune.request import TuneRequest
@@ -139,8 +139,7 @@ def test_an_empty_type_of_experts_is_refused(cell: str, capsys: Capsys) -> None:
 def test_an_output_that_is_not_understood_says_why(more: list[str], capsys: Capsys) -> None:
     output = Path("bf16_tuned_gemm.csv")
     output.write_text(f"gfx;cu_num;{HEADER.replace(',', ';')}\n")
-    with pytest.raises(SystemExit):
-        tune.main(["-m", "16", "-n", "64", "-k", "64", "-o", str(output), *more])
+    fails(SystemExit, "", tune.main, ["-m", "16", "-n", "64", "-k", "64", "-o", str(output), *more])
     said = capsys.readouterr().err
     assert said.startswith(f"error: {output}: line 1 separates the names of columns by ';'; write commas")
     assert "or choose another file with -o" in said and output.read_text().startswith("gfx;")

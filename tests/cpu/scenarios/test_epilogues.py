@@ -7,7 +7,7 @@ from tests.support import ROOT, forked
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, Groups, InputError, Operand, Problem, apart, matrices, registry
+from tests.support.nouns import Config, Groups, Operand, Problem, apart, matrices, refuses, registry
 from tritongemm.numerics import verify
 from tritongemm.plugins.contracts import Family, KernelBackend, LibraryBackend
 from tritongemm.search.pruning.prune import prune
@@ -64,15 +64,13 @@ def test_scaled_products_blocks_and_residuals_have_them(interpreted: Interpreted
     bf16 = Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue="add")
     interpreted.check(bf16, [*POINTERS, STREAMED, *DESCRIBED], SM90)
     interpreted.check(replace(bf16, k=37, n=48), POINTERS[1:4:2], GFX942)
-    with pytest.raises(InputError, match="a matrix is added, and no bias"):
-        replace(bf16, bias="n")
+    refuses("a matrix is added, and no bias", replace, bf16, bias="n")
 
 
 def test_refusals() -> None:
     odd = Problem(4, 24, 32, epilogue="silu_mul")
     assert "8 columns of gate, then 8 of up" in str(registry.get(Family, "dense").supports(odd, SM90))
-    with pytest.raises(InputError, match="epilogue must be one of none, silu"):
-        Problem(4, 32, 32, epilogue="swish")
+    refuses("epilogue must be one of none, silu", Problem, 4, 32, 32, epilogue="swish")
     for groups, changes, says in (
         (Groups(4, 8), {}, "not the epilogue silu_mul"),
         (Groups(4), {"n": 33}, "N is 33, but must be even"),

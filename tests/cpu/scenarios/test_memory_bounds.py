@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.interpreted import Interpreted
-from tests.support.nouns import Config, Family, KernelBackend, Problem, matrices, registry
+from tests.support.nouns import Config, Family, KernelBackend, Problem, fails, matrices, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.codegen import modules
 from tritongemm.measure.interpreting import InterpreterJob
@@ -73,5 +73,4 @@ def test_a_kernel_that_reads_beyond_an_operand_ends_its_process(interpreter: Wor
     start = "    split = tl.program_id(1)\n"
     assert text.count(start) == 1
     beyond = text.replace(start, f"{start}    tl.store(c_ptr + N - 1, tl.load(a_ptr + K))\n")
-    with pytest.raises(WorkerDied, match="SIGSEGV"):
-        list(interpreter.ask(InterpreterJob(problem, config, beyond), 60))
+    fails(WorkerDied, "SIGSEGV", list, interpreter.ask(InterpreterJob(problem, config, beyond), 60))

@@ -7,7 +7,7 @@ import torch
 
 from tests.support import ROOT, emulated, forked
 from tests.support.interpreted import Interpreted
-from tests.support.nouns import Config, Problem, Target, apart, cases, each, heavy, matrices, registry
+from tests.support.nouns import Config, Problem, Target, apart, cases, each, fails, heavy, matrices, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.codegen import modules, render
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
@@ -86,8 +86,7 @@ def test_a_module_shuffles_its_own_operand(tmp_path: Path) -> None:
     module = modules.run_text(path.read_text(), "generated")
     b = torch.arange(48 * 64).to(torch.int8).view(48, 64).T
     assert torch.equal(module.in_pieces(b.view(torch.float8_e4m3fnuz)).view(torch.int8), _packed(b))
-    with pytest.raises(ValueError, match="N must be a multiple of 16"):
-        module.in_pieces(b[:, :40])
+    fails(ValueError, "N must be a multiple of 16", module.in_pieces, b[:, :40])
 
 
 def _packed(b: torch.Tensor) -> torch.Tensor:

@@ -10,24 +10,19 @@ from tests.support.nouns import (
     Config,
     Defaults,
     Family,
-    InputError,
     KernelBackend,
     Patch,
-    Problem,
     Target,
-    TargetError,
-    apart,
-    cases,
-    each,
-    fails,
-    heavy,
     load_target,
     make_problem,
-    refuses,
     registry,
 )
+from tests.support.refusals import fails, refuses
+from tests.support.tables import apart, cases, each, heavy
 from tritongemm.cli import tune
 from tritongemm.core.artifact import LoopFacts
+from tritongemm.core.errors import InputError, TargetError
+from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.binaries import code_object, kernel_loops
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune

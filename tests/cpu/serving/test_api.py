@@ -84,8 +84,7 @@ def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
             TypeError, match=f"load takes the path of a results file, or records, not {type(strange).__name__}"
         ):
             dispatcher.load(strange)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="one of those given is a int"):
-        dispatcher.load([good, 2])  # type: ignore[list-item]
+    fails(TypeError, "one of those given is a int", dispatcher.load, [good, 2])
     assert dispatcher.load(iter([good])) == 1 and dispatcher.load([]) == 0
 
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
+from tests.support import raising
 from tests.support.linear_layers import (
     TILE,
     StandInKernel,
@@ -18,7 +19,7 @@ from tests.support.linear_layers import (
     record,
     stand_in_kernels,
 )
-from tests.support.nouns import DriverError, InputError, LoadedKernel, Patch, Problem, Support, each
+from tests.support.nouns import DriverError, LoadedKernel, Patch, Problem, Support, each, fails, refuses
 from tritongemm.operations import torch_products
 from tritongemm.operations.dense import DenseOperands
 from tritongemm.serving.calls import CallKey
@@ -204,10 +205,8 @@ def test_a_capture_puts_off_the_question(gpu: Gpu, monkeypatch: Patch) -> None:
 def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu: Gpu, monkeypatch: Patch) -> None:
     dispatcher, empty = gpu
 
-    def fails(*_: object) -> NoReturn:
-        raise DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
-
-    monkeypatch.setattr("tritongemm.serving.launching.FastCall", fails)
+    error = DriverError("cublasLtMatmulDescCreate", 3, "CUBLAS_STATUS_ALLOC_FAILED")
+    monkeypatch.setattr("tritongemm.serving.launching.FastCall", raising(error))
     monkeypatch.setattr("tritongemm.serving.calls.FREQUENT_CALLS", 2)
     x, w = empty(3, 64), empty(32, 64)
     attach_device(dispatcher, torch_kernel=StandInKernel())
@@ -215,8 +214,7 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu: Gpu,
     won = record(problem(3, 32, 64))
     dispatcher.load([won])
     attach_device(dispatcher, {won.problem: StandInKernel()})
-    with pytest.raises(DriverError):
-        dispatcher.run(x, w, None, None)
+    fails(DriverError, "", dispatcher.run, x, w, None, None)
 
 
 def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -227,8 +225,7 @@ def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch
     )
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
-    with pytest.raises(InputError, match=r"gone\.yaml"):
-        say(Dispatcher(), empty(16, 64), empty(32, 64))
+    refuses(r"gone\.yaml", say, Dispatcher(), empty(16, 64), empty(32, 64))
 
 
 def test_explains_what_each_source_answered(gpu: Gpu) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.linear_layers import attach_device, problem, record
+from tests.support.refusals import fails
 from tests.support.served_region import Graphs, ServedCalls, gpu_that_serves
 from tritongemm.serving import api
 from tritongemm.serving.dispatcher import Dispatcher
@@ -76,10 +77,8 @@ def test_what_no_row_holds_for_is_the_call_that_was_made(gpu: Gpu) -> None:
         for call in calls:
             assert call().numel()
         assert not served.shapes
-        with pytest.raises(RuntimeError):
-            torch.mm(make(2, 16, 64), w.t())
-        with pytest.raises(TypeError):
-            functional.linear([1.0], w)
+        fails(RuntimeError, "", torch.mm, make(2, 16, 64), w.t())
+        fails(TypeError, "", functional.linear, [1.0], w)
         functional.linear(x, w)
         assert len(served.shapes) == 1
 

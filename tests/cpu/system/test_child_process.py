@@ -181,8 +181,7 @@ def test_killing_twice_is_harmless(child: WorkerProcess) -> None:
 
 def test_last_words_are_its_own(child: WorkerProcess) -> None:
     """What an earlier request wrote does not explain a later death."""
-    with pytest.raises(WorkerError):
-        list(child.ask(("fail", 0), 60))
+    fails(WorkerError, "", list, child.ask(("fail", 0), 60))
     fails(WorkerDied, r"^signal SIGKILL$", list, child.ask(("kill", signal.SIGKILL), 60))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import InputError, OutputError, Patch, UnavailableError, cases
+from tests.support.nouns import OutputError, Patch, UnavailableError, cases, refuses
 from tests.support.owners import pretend
 from tritongemm.hip_ext import libraries
 from tritongemm.system import compiled_files
@@ -165,8 +165,7 @@ def test_users_of_a_shared_folder_use_those_of_whom_they_trust(shared: Path, mon
     monkeypatch.setattr(compiled_files, "is_member", lambda uid, gid: False)
     assert CompiledFiles(shared).find(KEY) is None
     monkeypatch.setenv("TRITONGEMM_CACHE_TRUST", "no such user")
-    with pytest.raises(InputError, match="TRITONGEMM_CACHE_TRUST names 'no such user'"):
-        CompiledFiles(shared).find(KEY)
+    refuses("TRITONGEMM_CACHE_TRUST names 'no such user'", CompiledFiles(shared).find, KEY)
 
 
 def test_a_folder_of_ones_own_that_another_program_made_is_not_written(tmp_path: Path, shared: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import raising
-from tests.support.nouns import OutputError, Patch, cases, each
+from tests.support.nouns import OutputError, Patch, cases, each, fails
 from tritongemm.system import files, temporary_folder
 from tritongemm.system.printable import TEXT_CHARACTERS, WORD_CHARACTERS, printable
 
@@ -44,10 +44,8 @@ def test_others_files_are_kept(make: Callable[[Path], None], what: str, /, tmp_p
     make(path)
     before = path.lstat()
     complaint = rf"^out is {what}.*; choose another$"
-    with pytest.raises(OutputError, match=complaint):
-        files.check_place(path, lambda start: True, "mine", "choose another")
-    with pytest.raises(OutputError, match=complaint):
-        files.atomic_write(path, "new", "choose another")
+    fails(OutputError, complaint, files.check_place, path, lambda start: True, "mine", "choose another")
+    fails(OutputError, complaint, files.atomic_write, path, "new", "choose another")
     assert path.lstat() == before and len(list(tmp_path.iterdir())) <= 2, "no debris"
     if stat.S_ISLNK(before.st_mode):
         assert Path("real").read_text() == "mine"
@@ -90,8 +88,7 @@ def test_no_other_process_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):
-        with pytest.raises(OSError):
-            files.read_regular(tmp_path / name)
+        fails(OSError, "", files.read_regular, tmp_path / name)
 
 
 def test_unfinished_texts_of_a_folder_are_swept(tmp_path: Path) -> None:

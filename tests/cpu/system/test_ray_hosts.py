@@ -69,8 +69,7 @@ def test_a_request_ends_as_one_of_a_process_here(host: RemoteHost, how: str) -> 
         assert isinstance(raised.value, WorkerDied) is (how in ("killed", "died"))
         if isinstance(raised.value, WorkerDied):
             assert raised.value.from_outside is (how == "killed")
-        with pytest.raises(kind):
-            host.begin_once("a:Role", how, 3.0)()
+        fails(kind, "", host.begin_once("a:Role", how, 3.0))
 
 
 def test_a_lost_host_ends_a_request_from_outside(ray: fake_ray.FakeRay, host: RemoteHost) -> None:

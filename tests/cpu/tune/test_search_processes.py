@@ -10,10 +10,11 @@ import pytest
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, each, heavy, matrices
+from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, matrices
 from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
-from tests.support.tables import apart
+from tests.support.refusals import fails
+from tests.support.tables import apart, each, heavy
 from tritongemm.build.prepare import compile_job
 from tritongemm.codegen.modules import winner_path
 from tritongemm.plugins.contracts import Search
@@ -149,10 +150,8 @@ def test_processes_end_with_the_planner(tmp_path: Path, monkeypatch: Patch) -> N
     next(search)
     planning.close()
     assert len(made) == len(PROBLEMS) and not any(child.alive for child in made), "who wants no more leaves none"
-    with pytest.raises(StopIteration):
-        search.send([])
-    with pytest.raises(CancelledError):
-        SearchProcess.begin(planning._processes[0], jobs(tmp_path)[0])
+    fails(StopIteration, "", search.send, [])
+    fails(CancelledError, "", SearchProcess.begin, planning._processes[0], jobs(tmp_path)[0])
     assert not any(child.alive for child in made), "nor is one started again"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Artifact, Capsys, Config, Defaults, Groups, Machine, Patch, Trial, each, registry
+from tests.support.nouns import Artifact, Capsys, Config, Defaults, Groups, Machine, Patch, Trial, each, fails, registry
 from tests.support.stores import TOOLS, record, take
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem, matrices
@@ -49,8 +49,7 @@ def test_a_size_goes_down_the_line_or_fails_anywhere_and_its_first_reason_counts
 @each(("state", "wrong"), [("QUEUED", "RACING"), ("BUILDING", "DONE"), ("DONE", "BUILDING")])
 def test_it_does_not_jump(state: str, wrong: str) -> None:
     task = Task(Problem(1, 2, 3), TaskState[state])
-    with pytest.raises(ValueError, match=f"1x2x3_fp16_TT can't go from {TaskState[state].value} to"):
-        task.move_to(TaskState[wrong])
+    fails(ValueError, f"1x2x3_fp16_TT can't go from {TaskState[state].value} to", task.move_to, TaskState[wrong])
     assert task.state is TaskState[state]
 
 

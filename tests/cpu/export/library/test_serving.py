@@ -9,7 +9,7 @@ import tritongemm
 from tests.support import ROOT, forked, libraries, serve_library, stored_calls
 from tests.support.libraries import linear, tuned
 from tests.support.linear_layers import HostDriver
-from tests.support.nouns import DamagedFileWarning, InputError, Patch, Support, heavy
+from tests.support.nouns import DamagedFileWarning, Patch, Support, heavy, refuses
 from tests.support.serve_library import REFUSED
 from tritongemm.export.library import writing
 from tritongemm.serving import stored_kernels
@@ -109,8 +109,7 @@ def test_a_damaged_entry_is_reported_and_the_others_serve(gpu: HostDriver, tmp_p
     assert call(8, k=32).startswith("fallback: ") and call(16).startswith("exact: ")
     for member in (tmp_path / "library" / "objects").iterdir():
         member.unlink()
-    with pytest.raises(InputError, match="none of its entries can be used"):
-        tritongemm.load(tmp_path / "library")
+    refuses("none of its entries can be used", tritongemm.load, tmp_path / "library")
 
 
 def test_libraries_of_another_gpu_and_of_other_ranks_are_distinguished(tmp_path: Path, gpu: HostDriver) -> None:

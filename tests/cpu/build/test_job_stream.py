@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -106,10 +106,7 @@ def test_errors_end_the_stream(tmp_path: Path, who: str) -> None:
 
 def test_a_row_whose_kernel_does_not_compile_says_why(tmp_path: Path, monkeypatch: Patch) -> None:
     failed = Artifact(CONFIG, "", status="compile_failed", reason="no room")
-
-    def fail(jobs: Iterable[CompileJob], cache: ArtifactCache) -> dict[str, Artifact]:
-        return {one.digest: replace(failed, config=one.config, digest=one.digest) for one in jobs}
-
+    fail = lambda jobs, cache: {one.digest: replace(failed, config=one.config, digest=one.digest) for one in jobs}
     monkeypatch.setattr(pool_module, "build_missing", fail)
     found = prepare_launches([record(ONE)], target_files.load_target("gfx942"), ArtifactCache(tmp_path))
     assert found == {ONE: "compile_failed: no room"}

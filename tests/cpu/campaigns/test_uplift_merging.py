@@ -132,9 +132,7 @@ def test_a_merge_that_is_killed_goes_on(raced: Any) -> None:
                 raise KeyboardInterrupt
             return super().race(problem, *args, **more)
 
-    def fits(problem: Problem) -> bool:
-        return problem != PROBLEMS[1]
-
+    fits = lambda problem: problem != PROBLEMS[1]
     with pytest.raises(KeyboardInterrupt):
         raced(conflicts, Dying(seconds=lambda config: config.option("index") * 1e-6, fits=fits))
     gpu = FakeEvaluator(seconds=lambda config: (9 - config.option("index")) * 1e-6)

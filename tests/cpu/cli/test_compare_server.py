@@ -60,11 +60,8 @@ def test_a_table_that_gains(words: list[str], tmp_path: Path, capsys: Capsys) ->
     assert "A against A: 20 of 20 answers are the same, 100.0%" in said.out
     assert "A against B: 0 of 40 answers are the same, 7.8% of the tokens" in said.out
     read = read_comparison(tmp_path / "out.json", (tmp_path / "out.json").read_text())
-    assert (
-        read.model == "toy"
-        and read.loads[0].quantities[0].name == "step_ms"
-        and read.agreement["A against A"].equal == 20
-    )
+    assert read.model == "toy" and read.loads[0].quantities[0].name == "step_ms"
+    assert read.agreement["A against A"].equal == 20
     assert [len(starts) for starts in read.start_s.values()] == [2, 2]
     assert len(processes(tmp_path / "logs")) == 8, "four servers with a child each"
 

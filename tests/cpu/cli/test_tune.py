@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import raising
 from tests.support.evaluators import passed
 from tests.support.nouns import Capsys, Defaults, Patch
 from tritongemm.cli import tune
@@ -154,18 +155,13 @@ def test_compiles_that_fail_are_counted_with_reasons(tmp_path: Path, monkeypatch
     """A size of which nothing compiles is a failure; a compile that was too slow is tried again by the next run."""
     argv = ["-m", "7", "-n", "16", "-k", "48", "--target", "gfx1100", "--budget=2", "-o", str(tmp_path / "out.yaml")]
 
-    def late(self: Any, request: Any, timeout: float) -> Any:
-        raise child_process.WorkerTimeout
-
     with monkeypatch.context() as patch:
-        patch.setattr(child_process.WorkerProcess, "ask", late)
+        patch.setattr(child_process.WorkerProcess, "ask", raising(child_process.WorkerTimeout))
         assert tune.main([*argv, "--compile_only", "--timeout", "7"]) == 1
         said = capsys.readouterr()
         assert table(said.out)["7x16x48_fp16_TT"][:6] == ["2", "2", "0", "0", "0", "2"]
-        assert (
-            "2 timeout: compile took more than 7 s" in said.err
-            and "no config could be compiled; the first, tile__" in said.err
-        )
+        assert "2 timeout: compile took more than 7 s" in said.err
+        assert "no config could be compiled; the first, tile__" in said.err
         assert tune.main(argv) == 1
         err = capsys.readouterr().err
         assert "no candidate passed: 2 timeout, tile__" in err and "results: " not in err

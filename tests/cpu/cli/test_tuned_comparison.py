@@ -43,11 +43,8 @@ def output(tmp_path: Path, monkeypatch: Patch) -> Path:
 
     def run(request: TuneRequest, *_: object) -> int:
         candidate = request.outputs.path
-        assert (
-            candidate is not None
-            and candidate.name == "bf16_tuned_gemm_candidate.csv"
-            and candidate.read_text() == path.read_text()
-        )
+        assert candidate is not None and candidate.name == "bf16_tuned_gemm_candidate.csv"
+        assert candidate.read_text() == path.read_text()
         records = [result(m, NEW, 7) for m in TIMES]
         tuned_file.write(candidate, aiter, records)
         with Store.open(candidate.with_suffix(".yaml"), "sm90", {}, {}, compute_units=132) as store:

@@ -112,10 +112,8 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
 def test_what_stands_for_a_winner_is_written_in_its_place() -> None:
     ours, theirs = result(product(), "triton"), result(product(), "blaslt", algorithm())
     written = CSV.translate([ours, theirs, result(product())], {"": TUNED})
-    assert (
-        written.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
-        and written.count == 1
-    )
+    assert written.files[""] == TUNED.replace("Gemm_Hipblaslt_1219,0.0314", "Gemm_Hipblaslt_44,0.02")
+    assert written.count == 1
     ((best, reason),) = written.omitted
     assert best is ours and reason.endswith("which TunableOp can't run; Gemm_Hipblaslt_44 stands for it")
     default = result(product(), config=Config("torch", 0, 0, 0, backend="torch"), library_seconds=None)

@@ -133,10 +133,7 @@ def test_vllms_layers_of_nvfp4_are_served_and_refused_weights_stay(kinds: tuple[
     layer.weight_global_scale, x = nn.Parameter(torch.tensor(0.5), requires_grad=False), torch.randn(4, K).bfloat16()
     kernel.process_weights_after_loading(layer)
     assert layer.tritongemm_w4_left == "" and layer.tritongemm_w4_order == "fragments"
-
-    def call(given: Tensor) -> Any:
-        return kernel.apply_weights(layer, given, None)
-
+    call = lambda given: kernel.apply_weights(layer, given, None)
     for each in (call, torch.compile(call, fullgraph=True, backend="eager", dynamic=True)):
         assert deviation(each(x), x.double() @ exact.t()) < 1e-2 and bool((each(x[:3]) == 6).all())
     layer = LinearBase(kinds[0])

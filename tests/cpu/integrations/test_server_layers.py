@@ -224,10 +224,7 @@ def test_a_mixture_needs_rows_of_its_m_for_both_products(unloaded: Dispatcher, m
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
     kinds = iter(["exact", "near", "exact", "range"])
     answers = SimpleNamespace(resolution=SimpleNamespace(kind="", lasting=True, record=None))
-
-    def ask(*product: Any) -> Any:
-        return SimpleNamespace(resolution=replace_kind(answers.resolution, next(kinds)))
-
+    ask = lambda *product: SimpleNamespace(resolution=replace_kind(answers.resolution, next(kinds)))
     monkeypatch.setattr(unloaded, "ask", ask)
     unloaded.expert_weights = frozenset({object()})  # type: ignore[arg-type]
     for tokens, wanted in ((16, "the server"), (16, "the server"), (32, "tuned"), (32, "tuned")):

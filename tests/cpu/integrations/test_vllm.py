@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 import tritongemm
+from tests.support import raising
 from tests.support.fakes.servers import ServerParameter, install_vllm
 from tests.support.linear_layers import problem, record
 from tests.support.nouns import DriverError, Patch
@@ -87,12 +88,9 @@ def test_a_capture_sees_layers_outside_compiled_code(unloaded: Dispatcher, tmp_p
 def test_where_kernels_do_not_launch_vllm_computes(config: Path, unloaded: Dispatcher, monkeypatch: Patch) -> None:
     _, utils = install_vllm(monkeypatch)
     vllm.register()
-
-    def fail(*given: object) -> None:
-        raise DriverError("cuModuleGetFunction", 500, "CUDA_ERROR_NOT_FOUND")
-
+    error = DriverError("cuModuleGetFunction", 500, "CUDA_ERROR_NOT_FOUND")
     with gpu_that_serves(monkeypatch, unloaded, [record(problem(16, 32, 64))]) as (_, make):
-        monkeypatch.setattr("tritongemm.serving.launching.FastCall", fail)
+        monkeypatch.setattr("tritongemm.serving.launching.FastCall", raising(error))
         with pytest.warns(UserWarning, match="CUDA_ERROR_NOT_FOUND"):
             assert utils.default_unquantized_gemm(None, make(16, 64), make(32, 64)).shape == (16, 32)
         assert utils.default_unquantized_gemm(None, make(16, 64), make(32, 64)).shape == (16, 32)  # asked once

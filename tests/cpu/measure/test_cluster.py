@@ -64,10 +64,7 @@ def clean(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "there"))
     here = tmp_path / "kernel"
     here.write_bytes(b"code")
-
-    def launch(artifact: Artifact, problem: Problem, target: object) -> Launch:
-        return replace(host_launch(tmp_path, "right", problem), path=str(here))
-
+    launch = lambda artifact, problem, target: replace(host_launch(tmp_path, "right", problem), path=str(here))
     monkeypatch.setattr(registry.get(Backend, "triton"), "launch", launch)
 
 

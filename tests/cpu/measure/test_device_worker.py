@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support import raising
 from tests.support.host_device import FAULTS, Device, gpu_on_host, host_launch
 from tests.support.nouns import Buffer, Config, Launch, LibraryBackend, MeasureProtocol, Operands, Patch, registry
 from tritongemm.core.errors import UnavailableError
@@ -122,10 +123,8 @@ def test_who_reads_beyond_an_operand_faults_in_the_final(device: Device, tmp_pat
 
 
 def test_devices_without_guarded_memory_verify_all_the_same(device: Device, tmp_path: Path, monkeypatch: Patch) -> None:
-    def refuse(self: Device, nbytes: int) -> None:
-        raise UnavailableError("the driver has no hipMemCreate; a newer driver is needed")
-
-    monkeypatch.setattr(Device, "guarded_memory", refuse)
+    error = UnavailableError("the driver has no hipMemCreate; a newer driver is needed")
+    monkeypatch.setattr(Device, "guarded_memory", raising(error))
     assert [t.status for t in verify(candidates(tmp_path, "right", "wrong"))] == ["ok", "wrong"]
 
 

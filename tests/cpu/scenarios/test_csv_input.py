@@ -4,7 +4,6 @@ Each goes through both commands that read such a file: `tune`, and `gradlib`, wh
 it.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +11,6 @@ import pytest
 
 from tests.support.nouns import Capsys, Patch, TunerFormat, cases, each, fails, registry
 from tritongemm.cli import gradlib, tune
-from tritongemm.report.console import Reporter
-from tritongemm.tune.request import TuneRequest
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 
@@ -77,10 +74,7 @@ def run_tune(text: str | bytes) -> int:
 def run_gradlib(text: str, monkeypatch: Patch) -> int:
     """Print the sizes that gradlib's command hands on from such a file, in fp16."""
     Path(NAME).write_bytes(text.encode())
-
-    def only_print(request: TuneRequest, reporter: Reporter, command: Sequence[str]) -> int:
-        return tune._print_sizes(request, reporter)
-
+    only_print = lambda request, reporter, command: tune._print_sizes(request, reporter)
     with monkeypatch.context() as patch:
         patch.setattr(tune, "run", only_print)
         return int(gradlib.main(["-i", NAME, "--indtype", "f16"]))

@@ -187,10 +187,8 @@ def test_the_binary_corrects_the_estimate() -> None:
     assert max(terms, key=terms.__getitem__) == "scratch"
     small = Config("tile", 64, 64, 64)
     lean, fat = (Artifact(small, "x", registers=r, shared=16384, threads=256) for r in (64, 512))
-    assert (
-        occupancy.programs_per_cu(small, LARGE, GFX942, lean) == 4
-        and occupancy.programs_per_cu(small, LARGE, GFX942, fat) == 1
-    )
+    assert occupancy.programs_per_cu(small, LARGE, GFX942, lean) == 4
+    assert occupancy.programs_per_cu(small, LARGE, GFX942, fat) == 1
 
 
 @each("name", target_files.target_names())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tritongemm
-from tests.support import ROOT
+from tests.support import ROOT, raising
 from tests.support.linear_layers import (
     HostDriver,
     HostKernel,
@@ -27,7 +27,7 @@ from tests.support.nouns import ArtifactCache, Config, DriverError, Patch, Recor
 from tritongemm import backends
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.problem import Problem, matrices
-from tritongemm.core.served_call import LoadedKernel, PatchedLaunch
+from tritongemm.core.served_call import LoadedKernel
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.core.trial import PREDICTED
 from tritongemm.hip_ext import machine
@@ -130,13 +130,8 @@ def test_algorithms_are_checked_before_calls_use_them(right: bool, library: Stan
 
 def test_a_record_costs_its_own_size_whatever_is_wrong_with_it(library: StandInLibrary, monkeypatch: Patch) -> None:
     """One that loads with an unforeseen error, and one whose check fails so; one warning."""
-
-    def load(self: StandInLibrary, record: Record, device_index: int, device: Any) -> LoadedKernel:
-        return {m: StandInKernel() for m in (2, 3)}[record.problem.m]
-
-    def check(kernel: LoadedKernel, record: Record, device: Any) -> Support:
-        return Support(str(1 // (record.problem.m - 2)) and "")
-
+    load = lambda self, record, device_index, device: {m: StandInKernel() for m in (2, 3)}[record.problem.m]
+    check = lambda kernel, record, device: Support(str(1 // (record.problem.m - 2)) and "")
     monkeypatch.setattr(StandInLibrary, "load", load)
     monkeypatch.setattr(stored_kernels, "check_kernel", check)
     records = [record(problem(m, 8, 16), OTHER, winner="library") for m in (1, 2, 3)]
@@ -227,11 +222,7 @@ def test_what_serves_and_what_does_not(of: Problem, monkeypatch: Patch) -> None:
     assert check(right) and len(right.launched) == 2 and all(right.launched[0][name] for name in of.operands)
     wrong = [computing(of, off=99.0)] + ([computing(of, lost="scale_b")] if of.b.scaling else [])
     assert all("wrong with Triton " in check(one).reason for one in wrong)
-
-    def refuse(kernel: HostKernel, device: Any) -> PatchedLaunch:
-        raise DriverError("launch", 1, "REFUSED", "not on Mondays")
-
-    monkeypatch.setattr(HostKernel, "prepare", refuse)
+    monkeypatch.setattr(HostKernel, "prepare", raising(DriverError("launch", 1, "REFUSED", "not on Mondays")))
     assert "not on Mondays" in check(right).reason
 
 

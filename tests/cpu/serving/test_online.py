@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import raising
 from tests.support.linear_layers import ComputingKernel, attach_device, problem, record, run_on_cpu, stand_in_device
 from tests.support.nouns import Config, LibraryBackend, Operands, Patch, Problem, Record, Support, apart, each, refuses
 from tritongemm.core.errors import DriverError
@@ -222,10 +223,7 @@ def test_the_budget(tuner: Tuner, monkeypatch: Patch, tmp_path: Path) -> None:
 
 
 def test_a_library_that_fails_is_a_reason(tuner: Tuner, monkeypatch: Patch) -> None:
-    def fail(*_: Any) -> None:
-        raise torch.cuda.OutOfMemoryError("no memory\n for it")
-
-    monkeypatch.setattr(ToyLibrary, "operation", fail)
+    monkeypatch.setattr(ToyLibrary, "operation", raising(torch.cuda.OutOfMemoryError("no memory\n for it")))
     assert str(tuner(ToyLibrary()).find(CALL)) == "no algorithms could be tried: no memory for it"
     monkeypatch.setattr(ToyLibrary, "operation", lambda *_: None)
     assert "toy_library has nothing for 6x20x32" in str(tuner(ToyLibrary()).find(CALL))

@@ -10,7 +10,7 @@ import torch
 
 import tritongemm
 from scripts.tables import packing
-from tests.support import shipped
+from tests.support import raising, shipped
 from tests.support.formats import write_text
 from tests.support.linear_layers import StandInKernel, problem, record, run_on_cpu, stand_in_device
 from tests.support.nouns import SUPPORTED, OutputError, Patch, Problem, Record, Support, refuses
@@ -109,12 +109,9 @@ def test_a_server_loads_the_kernels_of_its_weights(said: list[str], gpu: SimpleN
 def test_kernels_that_cant_be_loaded_leave_calls_to_pytorch(
     said: list[str], gpu: SimpleNamespace, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: Any) -> Any:
-        raise OutputError("the cache can't be written")
-
     tritongemm.load("shipped")
     default_dispatcher().device(-1)
-    monkeypatch.setattr(kernel_loading, "load_kernels", fail)
+    monkeypatch.setattr(kernel_loading, "load_kernels", raising(OutputError("the cache can't be written")))
     x, w = torch.empty(5, shipped.K, dtype=torch.bfloat16), torch.empty(shipped.N, shipped.K, dtype=torch.bfloat16)
     assert tritongemm.explain(x, w).startswith("fallback: ") and "the cache can't be written" in caplog.text
 

@@ -145,10 +145,7 @@ def test_a_device_that_fails_again_and_again_is_given_up() -> None:
 def test_what_is_known_does_not_wait_for_what_was_begun_before() -> None:
     """While one device takes long for the first thing, what the other one has done is handed out."""
     ended = threading.Event()
-
-    def work(evaluator: Evaluator, thing: int) -> bool:
-        return thing > 0 or ended.wait(10)
-
+    work = lambda evaluator, thing: thing > 0 or ended.wait(10)
     with closing(work_when_free([FakeEvaluator(), FakeEvaluator()], range(4), work, print)) as outcomes:
         assert [next(outcomes)[0] for _ in range(3)] == [1, 2, 3]
         ended.set()

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support import raising
 from tests.support.covering import covering
-from tests.support.nouns import Config, Family, InputError, KernelBackend, Patch, Problem, Target, apart, registry
-from tests.support.tables import heavy
+from tests.support.nouns import Config, Family, InputError, KernelBackend, Patch, Problem, Target, load_target, registry
+from tests.support.tables import apart, heavy
 from tritongemm.backends.triton import compiling
 from tritongemm.codegen import geometry
 from tritongemm.core.dtypes import DTYPES
@@ -22,7 +22,6 @@ from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.formats import Defaults, make_problem
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 
 TRITON = registry.get(KernelBackend, "triton")
 FAMILIES = [name for family in registry.every(Family) for name in (family.name, *family.variants)]
@@ -118,7 +117,7 @@ def refusals(problems: Iterable[Problem], target: Target, most: int) -> dict[str
     heavy("sm90", "a8w8_blockscale", {"scales": "group"}, 3),
 )
 def test_the_front_end_accepts_each_template(target: str, family: str, given: dict[str, Any], most: int, /) -> None:
-    facts = target_files.load_target(target)
+    facts = load_target(target)
     defaults = Defaults.of(layout="TN", family=family, fp8_encoding=facts.fp8)
     assert refusals([make_problem(defaults, 1024, 1024, 4096, given)], facts, most) == {}
 
@@ -127,5 +126,5 @@ def test_the_front_end_accepts_each_template(target: str, family: str, given: di
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1201", "gfx1250", "sm90", "sm100", "sm120"])
 def test_the_front_end_accepts_what_is_searched(target: str, part: int) -> None:
-    facts = target_files.load_target(target)
+    facts = load_target(target)
     assert refusals(problems(facts)[part::PARTS], facts, MOST) == {}

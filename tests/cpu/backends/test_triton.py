@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.nouns import Config, Family, KernelBackend, Launch, Patch, Problem, apart, cases, matrices, registry
-from tests.support.tables import heavy
+from tests.support.nouns import Config, Family, KernelBackend, Launch, Patch, Problem, load_target, matrices, registry
+from tests.support.tables import apart, cases, heavy
 from tritongemm.backends.triton import backend as triton_backend
 from tritongemm.backends.triton import compiling, front_end
 from tritongemm.backends.triton.compiling import multiply_tile
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.core.trial import OUR_FAULT
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
 
 TRITON = registry.get(KernelBackend, "triton")
@@ -26,7 +25,7 @@ TRITON = registry.get(KernelBackend, "triton")
 
 def test_sizes_are_run_time_arguments() -> None:
     """48 sizes of one alignment have one binary for each config: M, N and K are in none of them."""
-    target = target_files.load_target("gfx942")
+    target = load_target("gfx942")
     configs = [Config("tile", 16, 16, 16), Config("tile", 32, 16, 16, 1, 2), Config("stream_k", 16, 16, 16)]
     sizes = [Problem(m, 16 * n, 16 * k) for m in (1, 7, 16, 100) for n in (1, 5, 9, 300) for k in (1, 2, 77)]
     assert len(sizes) == 48
@@ -44,7 +43,7 @@ def test_sizes_are_run_time_arguments() -> None:
     {"bias": "n"},
 )
 def test_what_the_binary_depends_on_is_in_its_name(other: dict[str, Any], /) -> None:
-    target, config, problem = target_files.load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
+    target, config, problem = load_target("gfx942"), Config("tile", 16, 16, 16), Problem(16, 16, 16)
     digest = TRITON.compile_job(config, problem, target).digest
     assert TRITON.compile_job(config, Problem.from_json(problem.to_json() | other), target).digest != digest
 
@@ -62,7 +61,7 @@ def test_triton_hashes_its_own_files_for_others_alone(monkeypatch: Patch) -> Non
     monkeypatch.setattr(triton.runtime.cache, "triton_key", hashed)
     compiling._spare_the_hash.cache_clear()
     try:
-        compiling.warm_up(target_files.load_target("gfx942"))
+        compiling.warm_up(load_target("gfx942"))
         assert not asked and triton.runtime.cache.triton_key() == "a hash" and len(asked) == 1
     finally:
         compiling._spare_the_hash.cache_clear()  # the next compile spares what monkeypatch brings back
@@ -77,7 +76,7 @@ def test_a_load_of_less_than_2_gib_is_masked_without_a_branch() -> None:
     """By a buffer instruction, whose offset has 32 bits, where the target has any."""
     config = Config("tile", 32, 32, 32, 1, 1, 4, 2)
     under, over = Problem(64, 2**15 - 16, 2**15), Problem(64, 2**15, 2**15)
-    gfx, sm = target_files.load_target("gfx942"), target_files.load_target("sm90")
+    gfx, sm = load_target("gfx942"), load_target("sm90")
     pointers = ["a_ptr", "b_ptr", "c_ptr", "bias_ptr", "workspace_ptr", "semaphore_ptr"]
     assert triton_backend.small(config, under, gfx) == pointers
     assert triton_backend.small(config, over, gfx) == [p for p in pointers if p != "b_ptr"]
@@ -92,7 +91,7 @@ def test_a_load_of_less_than_2_gib_is_masked_without_a_branch() -> None:
 def test_what_is_compiled_is_the_text_that_names_the_binary() -> None:
     """A job has all of it: the same kernel for two targets differs, and one edited has another name and other code."""
     config, problem = Config("tile", 32, 32, 32, 1, 2, 4, 2), Problem(64, 64, 512)
-    job = TRITON.compile_job(config, problem, target_files.load_target("gfx942"))
+    job = TRITON.compile_job(config, problem, load_target("gfx942"))
     assert job.payload == {"vendor": "amd"}
     edited = replace(job, identity=job.identity | {"source": job.identity["source"].replace(".wt", ".cs")})
     (one, code, _), (other, other_code, _) = TRITON.compile(job), TRITON.compile(edited)
@@ -105,7 +104,7 @@ def test_a_c_of_eight_bits_leaves_the_mode_of_fp16_alone(arch: str, dtype: str) 
     config, problem, target = (
         Config("tile", 16, 16, 64, 1, 1, 1, 2),
         Problem(16, 16, 64, *matrices(c=dtype)),
-        target_files.load_target(arch),
+        load_target(arch),
     )
     changes = []
     for how in (target, replace(target, features=target.features - {"narrow_fp8"})):
@@ -130,14 +129,14 @@ def test_a_binary_with_a_lost_wait_is_refused(
     """
     problem = registry.get(Family, family).problem(Problem(*size, *matrices(dtype, c="bf16", layout="TN"), batch=batch))
     fixed = replace(config, options=(("matrix_instr_nonkdim", 16), ("xcds", 8)))
-    refused, code, _ = TRITON.compile(TRITON.compile_job(fixed, problem, target_files.load_target("gfx950")))
+    refused, code, _ = TRITON.compile(TRITON.compile_job(fixed, problem, load_target("gfx950")))
     assert (refused.status, code) == ("compile_failed", b"")
     assert refused.failed_trial().reason == "LDS stores may not have landed at a barrier: the compiler lost a wait"
 
 
 def test_a_source_that_the_front_end_refuses_is_a_fault_of_ours() -> None:
     """The reason is one line, of the function at fault, without the lines of source that Triton quotes."""
-    job = TRITON.compile_job(Config("tile", 16, 16, 16), Problem(16, 16, 16), target_files.load_target("gfx942"))
+    job = TRITON.compile_job(Config("tile", 16, 16, 16), Problem(16, 16, 16), load_target("gfx942"))
     text, begin = job.identity["source"], "    pid = tl.program_id(0)\n"
     helper = "@triton.jit\ndef halved(x):\n    return x + missing\n"
     for source, place in (
@@ -159,7 +158,7 @@ def test_rows_that_start_at_16_bytes_are_read_so() -> None:
         "N": 8, "K": 8, "stride_a": 8, "stride_b": 8, "stride_c": 8,
     }  # fmt: skip
     assert triton_backend.divisors(Problem(6, 33, 1001, *matrices(layout="NT"))) == {"M": 2, "stride_a": 2}
-    target, config, wide = target_files.load_target("gfx942"), Config("tile", 32, 32, 64, num_warps=2), {}
+    target, config, wide = load_target("gfx942"), Config("tile", 32, 32, 64, num_warps=2), {}
     for k in (1024, 1000, 1001):
         problem = Problem(64, 64, k, *matrices(layout="TN"))
         code = TRITON.compile(TRITON.compile_job(config, problem, target))[1]
@@ -169,18 +168,16 @@ def test_rows_that_start_at_16_bytes_are_read_so() -> None:
 
 def test_so_is_the_toolchain(monkeypatch: Patch) -> None:
     config, problem = Config("tile", 16, 16, 16), Problem(16, 16, 16)
-    digest = TRITON.compile_job(config, problem, target_files.load_target("gfx942")).digest
-    assert TRITON.compile_job(config, problem, target_files.load_target("gfx950")).digest != digest
-    assert (
-        TRITON.compile_job(replace(config, num_warps=1), problem, target_files.load_target("gfx942")).digest != digest
-    )
+    digest = TRITON.compile_job(config, problem, load_target("gfx942")).digest
+    assert TRITON.compile_job(config, problem, load_target("gfx950")).digest != digest
+    assert TRITON.compile_job(replace(config, num_warps=1), problem, load_target("gfx942")).digest != digest
     monkeypatch.setattr("tritongemm.system.settings.version", lambda _: "99")
-    assert TRITON.compile_job(config, problem, target_files.load_target("gfx942")).digest != digest
+    assert TRITON.compile_job(config, problem, load_target("gfx942")).digest != digest
 
 
 def test_triton_compiles_without_a_gpu_and_only_once(session_cache: Path) -> None:
     """A real compile: another size finds the binary, what does not fit LDS says so, and knows no sizes."""
-    target, problem = target_files.load_target("gfx942"), Problem(24, 16, 32)
+    target, problem = load_target("gfx942"), Problem(24, 16, 32)
     good, large = Config("tile", 16, 16, 16, num_warps=1), Config("tile", 16, 16, 2048, num_warps=4)
     made = BuildPool(ArtifactCache(session_cache), jobs=1)
     try:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import DATA, ROOT
-from tests.support.nouns import Capsys, Config, Patch, Problem, Trial, apart, fails, matrices
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import Capsys, Config, Patch, Problem, Trial, apart, fails, load_target, matrices
 from tritongemm.search.cost_model import correction
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -152,7 +151,7 @@ def test_guided_and_genetic_search_side_by_side(
 
 FIXTURE = DATA / "score_model.yaml"
 TUNED = DATA / "tune_gemm" / "fallback_tuned_configs_gfx942.yaml"  # AMD's
-GFX942 = target_files.load_target("gfx942")
+GFX942 = load_target("gfx942")
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from queue import Empty
 import pytest
 
 from tests.support import fake_ray
-from tests.support.nouns import Artifact, ArtifactCache, CompileJob, Config, Patch, Problem, each, fails
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import Artifact, ArtifactCache, CompileJob, Config, Patch, Problem, each, fails, load_target
 from tests.support.stores import ONE, record
 from tritongemm.build import pool as pool_module
 from tritongemm.build.cluster_pool import ClusterBuildPool
@@ -108,7 +107,7 @@ def test_a_row_whose_kernel_does_not_compile_says_why(tmp_path: Path, monkeypatc
     failed = Artifact(CONFIG, "", status="compile_failed", reason="no room")
     fail = lambda jobs, cache: {one.digest: replace(failed, config=one.config, digest=one.digest) for one in jobs}
     monkeypatch.setattr(pool_module, "build_missing", fail)
-    found = prepare_launches([record(ONE)], target_files.load_target("gfx942"), ArtifactCache(tmp_path))
+    found = prepare_launches([record(ONE)], load_target("gfx942"), ArtifactCache(tmp_path))
     assert found == {ONE: "compile_failed: no room"}
 
 
@@ -116,7 +115,7 @@ CONFIG = Config("tile", 16, 16, 16, num_warps=1)
 
 
 def cluster_job() -> CompileJob:
-    made = compile_job(Problem(16, 16, 16), CONFIG, target_files.load_target("gfx1100"))
+    made = compile_job(Problem(16, 16, 16), CONFIG, load_target("gfx1100"))
     assert isinstance(made, CompileJob)
     return made
 

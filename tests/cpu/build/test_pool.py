@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Artifact, ArtifactCache, BuildPool, CompileJob, Config, OutputError, fails
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import Artifact, ArtifactCache, BuildPool, CompileJob, Config, OutputError, fails, load_target
 from tritongemm import backends
 
 TOY = """
@@ -136,7 +135,7 @@ def test_no_process_starts_before_there_is_a_job_for_it(tmp_path: Path) -> None:
         assert made._children == [] and [built.status for built in made.stream([job(1)])] == ["ok"]
         assert len(made._children) == 1
     with closing(compiler(tmp_path / "other", jobs=8)) as made:
-        made.start(["triton"], target_files.load_target("gfx942"), most=1)
+        made.start(["triton"], load_target("gfx942"), most=1)
         assert len(made._children) == 1
 
 
@@ -249,7 +248,7 @@ def test_a_cache_that_can_not_be_written_is_no_fault_of_the_config(tmp_path: Pat
 
 def test_processes_are_warm_before_the_first_job(tmp_path: Path) -> None:
     """They load the compiler while the first job is still being made; what one has loaded is used again."""
-    target = target_files.load_target("gfx942")
+    target = load_target("gfx942")
     with closing(BuildPool(ArtifactCache(tmp_path), jobs=2)) as pool:
         pool.start(["triton", "torch"], target, most=9)
         with pool._lent_child() as first, pool._lent_child() as second:
@@ -265,6 +264,6 @@ def test_processes_are_warm_before_the_first_job(tmp_path: Path) -> None:
 
 def test_a_warm_up_that_fails_costs_nothing(tmp_path: Path) -> None:
     with closing(compiler(tmp_path, jobs=1)) as pool:
-        pool.start(["abacus"], target_files.load_target("gfx942"), most=1)
+        pool.start(["abacus"], load_target("gfx942"), most=1)
         made = pool.build(job(1))
     assert made.status == "ok", made.reason

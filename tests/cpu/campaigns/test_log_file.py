@@ -11,14 +11,13 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import line, trace
-from tests.support.nouns import InputError, Patch, apart, refuses
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import InputError, Patch, apart, load_target, refuses
 from tritongemm.campaigns import log_file, workload
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 from tritongemm.system import reading
 
-GFX942 = target_files.load_target("gfx942")
+GFX942 = load_target("gfx942")
 TEXT = line(n=16, count=3) + line("bench", n=32) + trace(n=48)
 COLOURED = "".join(f"\x1b[1;32m{one}\x1b[0m\x1b[K\n" for one in TEXT.replace("M:", "\x1b[4mM\x1b[m:").splitlines())
 ROCBLAS = (

@@ -5,13 +5,12 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.support.call_logs import extended, grouped, hipblaslt_trace, line, trace
-from tests.support.nouns import InputError, refuses
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import InputError, load_target, refuses
 from tritongemm.campaigns.column_major import as_call, as_problem
 from tritongemm.campaigns.log_file import LogFile
 from tritongemm.campaigns.workload import JobWorkload, read_workload
 
-GFX950, GFX942, SM90 = (target_files.load_target(name) for name in ("gfx950", "gfx942", "sm90"))
+GFX950, GFX942, SM90 = (load_target(name) for name in ("gfx950", "gfx942", "sm90"))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import emulated
-from tests.support.nouns import Capsys, Config, InputError, Launch, Machine, Patch, Record, each, registry
+from tests.support.nouns import Capsys, Config, InputError, Launch, Machine, Patch, Record, each, load_target, registry
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import export, launch_plan
@@ -15,7 +15,6 @@ from tritongemm.export import kernel_manifest
 from tritongemm.hip_ext import machine
 from tritongemm.plugins.contracts import KernelBackend
 from tritongemm.results.store import Store
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.system import settings
 
 ASM = registry.get(KernelBackend, "asm")
@@ -23,7 +22,7 @@ TILE = Config("tile", 16, 32, 32, 4, 2, 2, 2)
 TMA = Config("tma", 16, 32, 32, num_warps=1)
 STREAM = Config("stream_k", 16, 16, 32, num_warps=1, options=(("num_sms", 8),))
 SIZE = Problem(20, 48, 160, *matrices("bf16", layout="TN"))
-SM90 = Machine(target_files.load_target("sm90"), "", (), "H200", "")
+SM90 = Machine(load_target("sm90"), "", (), "H200", "")
 
 
 def record(problem: Problem, config: Config = TILE, arch: str = "sm90") -> Record:
@@ -76,7 +75,7 @@ def test_sizes_share_what_the_compiler_assumed(tmp_path: Path, monkeypatch: Patc
 
 def test_offsets_reach_what_the_compiler_assumed(tmp_path: Path, monkeypatch: Patch) -> None:
     """Buffer instructions of AMD have offsets of 32 bits: a kernel for small operands must not get large ones."""
-    gfx942 = Machine(target_files.load_target("gfx942"), "", (), "MI300X", "")
+    gfx942 = Machine(load_target("gfx942"), "", (), "MI300X", "")
     (path,), _ = kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, gfx942)
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
     assert ASM.candidates(replace(SIZE, m=2**21), gfx942.target)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.support.formats import read_text, write_text
 from tests.support.nouns import Config, Family, FormatRow, Groups, RemarkWarning, cases, load_target, refuses, registry
-from tests.support.nouns import loader as target_files
 from tritongemm.cli import options
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.problem import Operand, Problem, matrices
@@ -36,7 +35,7 @@ def rows(text: str, defaults: Defaults | None = None) -> list[FormatRow]:
 @pytest.mark.parametrize(("arch", "m", "templates"), [("sm90", 777, 6), ("sm90", 1, 5), ("gfx950", 777, 2)])
 def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch: str, m: int, templates: int) -> None:
     """What is written must be served, timed and checked by later runs; some tiles are no powers of two."""
-    problem, target = Problem(m, 6144, 4096, *matrices("bf16", layout="TN")), target_files.load_target(arch)
+    problem, target = Problem(m, 6144, 4096, *matrices("bf16", layout="TN")), load_target(arch)
     kept = prune(space(problem, target), problem, target).kept
     configs = {(c.template, *c.tile): c for c in kept}.values()
     assert len({c.template for c in configs}) >= templates

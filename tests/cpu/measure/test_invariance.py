@@ -20,7 +20,6 @@ from tritongemm.measure.invariance import Invariance, possible_orders
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.plugins.contracts import Family, SearchedBackend
 from tritongemm.search.planner import NO_LIMITS, rank_space
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerDied
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.servers import server_format
@@ -166,7 +165,7 @@ def test_an_interpreter_that_others_kill_is_no_fault_of_the_candidate(
             raise left.pop()
         yield 0.0, 1e-3
 
-    with closing(OfflineEvaluator(target_files.load_target("gfx942"), 5.0)) as evaluator:
+    with closing(OfflineEvaluator(load_target("gfx942"), 5.0)) as evaluator:
         monkeypatch.setattr(evaluator._process, "ask", ask)
         trial = evaluator._interpret(Problem(16, 16, 16), Config("tile", 16, 16, 16))
     assert (trial.status, trial.try_again, left) == (status, try_again, [])

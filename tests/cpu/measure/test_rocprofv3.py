@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.nouns import BASELINE_ENTRY, Artifact, Config, MeasureProtocol, Patch, Trial, registry
+from tests.support.nouns import BASELINE_ENTRY, Artifact, Config, MeasureProtocol, Patch, Trial, load_target, registry
 from tests.support.refusals import fails
 from tests.support.tables import cases, each
 from tritongemm.core.errors import InputError, UnavailableError
@@ -15,7 +15,6 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 from tritongemm.measure.jobs import MeasureAnswer, MeasureJob, OperandsReady, VerifyJob, WrongBaseline
 from tritongemm.measure.timers import rocprofv3
 from tritongemm.plugins.contracts import Backend, ExternalRaceJob, ExternalTimer
-from tritongemm.search_spaces import loader as target_files
 
 HEADER = (
     '"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",'
@@ -145,7 +144,7 @@ def timer() -> ExternalTimer:
 
 
 def run(problem: Problem = SIZE, configs: list[Config] = CONFIGS, baseline: str = "torch") -> dict[str, list[float]]:
-    target = target_files.load_target("gfx942")
+    target = load_target("gfx942")
     job = ExternalRaceJob(
         problem, target, tuple(configs), baseline, 0, rotating_mb=64, warmup=2, iters=3, timeout_s=30.0
     )
@@ -190,7 +189,7 @@ def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: Patch) -> No
         yield from wrong
 
     protocol = MeasureProtocol("rocprofv3", iters=3, warmup=2)
-    gpu = GpuEvaluator(target_files.load_target("gfx942"), "amd", 0, protocol, 30.0)
+    gpu = GpuEvaluator(load_target("gfx942"), "amd", 0, protocol, 30.0)
     monkeypatch.setattr(gpu, "_process", SimpleNamespace(ask=ask))
     monkeypatch.setattr(registry.get(Backend, "triton"), "launch", lambda artifact, problem, target: None)
     final = gpu.race(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")

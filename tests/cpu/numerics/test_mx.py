@@ -12,7 +12,7 @@ from tests.support import emulated
 from tests.support.covering import pairwise
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import MX_BATCHED, MX_GEMV, MX_GROUPED, UNEVEN
-from tests.support.nouns import Config, Family, Groups, KernelBackend, Patch, Problem, matrices, registry
+from tests.support.nouns import Config, Family, Groups, KernelBackend, Patch, Problem, load_target, matrices, registry
 from tests.support.refusals import fails, refuses
 from tests.support.tables import apart
 from tritongemm.codegen import render
@@ -20,7 +20,6 @@ from tritongemm.measure.interpreting import mend_interpreter
 from tritongemm.search.cost_model import model
 from tritongemm.search.pruning import prune
 from tritongemm.search.space import space
-from tritongemm.search_spaces import loader as target_files
 
 TRITON = registry.get(KernelBackend, "triton")
 FP4, E4M3, E5M2 = "fp4e2m1", "fp8e4m3fn", "fp8e5m2"
@@ -33,7 +32,7 @@ CONFIGS = (
     Config("persistent", 16, 32, 128, 2, options=(("epilogue_parts", 2),)),
     Config("stream_k_tma", 16, 16, 128, 2, options=(("share_more", 1),)),
 )
-GFX950 = target_files.load_target("gfx950")
+GFX950 = load_target("gfx950")
 
 
 def of(dtype: str, scales: str, m: int = 17, n: int = 48, k: int = 352, c: str = "bf16", **more: Any) -> Problem:
@@ -79,7 +78,7 @@ def test_an_interpreter_without_such_products_says_so(monkeypatch: Patch) -> Non
 def test_kernels_apply_powers_of_two(arch: str, dtype: str, scales: str, /, interpreted: Interpreted) -> None:
     """By the generated module's own inputs and reference, and by the family's."""
     problem = of(dtype, scales)
-    target = target_files.load_target(arch)
+    target = load_target(arch)
     assert all(TRITON.check(c, problem, target) for c in CONFIGS)
     interpreted.check(problem, CONFIGS, target)
 
@@ -106,7 +105,7 @@ def test_gemv_multiplies_numbers_by_their_powers(dtype: str, scales: str, /, int
 )
 def test_products_of_a_batch_have_own_powers(dtype: str, scales: str, shared: str, /, interpreted: Interpreted) -> None:
     problem = of(dtype, scales, 5, 21, 160, batch=2, shared=shared)
-    target, family = target_files.load_target("sm100"), registry.get(Family, problem.family)
+    target, family = load_target("sm100"), registry.get(Family, problem.family)
     assert family.supports(problem, target)
     configs = [c for c in MX_BATCHED if TRITON.check(c, problem, target)]
     assert {c.template for c in configs} == {"tile", "gemv", "tma"}
@@ -120,7 +119,7 @@ def test_products_of_a_batch_have_own_powers(dtype: str, scales: str, shared: st
     *(pytest.param(*FORMS[i], room, marks=pytest.mark.heavy) for i, room in ((1, 0), (2, 36))),
 )
 def test_each_group_has_its_own_powers(dtype: str, scales: str, room: int, /, interpreted: Interpreted) -> None:
-    problem, target = uneven(dtype, scales, room, n=21, k=160), target_files.load_target("sm100")
+    problem, target = uneven(dtype, scales, room, n=21, k=160), load_target("sm100")
     assert registry.get(Family, problem.family).supports(problem, target)
     configs = [c for c in MX_GROUPED if TRITON.check(c, problem, target)]
     assert {c.template for c in configs} == {"grouped", "grouped_tile", "grouped_tma"}
@@ -133,7 +132,7 @@ ARCHS = ("gfx942", "gfx950", "sm90", "sm100")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("m", [1, 4096])
 def test_there_are_candidates(arch: str, m: int) -> None:
-    target = target_files.load_target(arch)
+    target = load_target(arch)
     problems = [of(dtype, scales, m, 2112, 7168) for dtype, scales in FORMS]
     assert all(registry.get(Family, p.family).supports(p, target) and TRITON.supports(p, target) for p in problems)
     problem = problems[(ARCHS.index(arch) + (m > 1)) % len(FORMS)]
@@ -151,7 +150,7 @@ def test_half_the_bytes_take_less_time_and_what_is_refused() -> None:
     assert fp4 < 0.9 * fp8
     refuses(r"'mx' .* it has block, block_rows", of, "fp8e4m3fnuz", "mx")
     refuses("'mx'", of, "int8", "mx")
-    gfx90a = target_files.load_target("gfx90a")
+    gfx90a = load_target("gfx90a")
     assert "no matrix instruction" in registry.get(Family, "a4w4_blockscale").supports(of(FP4, ""), gfx90a).reason
     one = of(E4M3, "mx")
     turned = one.stored(True, True)
@@ -162,7 +161,7 @@ def test_half_the_bytes_take_less_time_and_what_is_refused() -> None:
     assert "block_k must be a multiple of 128" in TRITON.check(small, of(FP4, ""), GFX950).reason
     reason = TRITON.check(Config("gemv", 1, 8, 16), of(FP4, ""), GFX950).reason
     assert "block_k must be a multiple of the 32 elements of one scale" in reason
-    sm90 = target_files.load_target("sm90")
+    sm90 = load_target("sm90")
     assert "does not run template grouped_ws_tma" in TRITON.check(Config("grouped_ws_tma", 64, 32, 128, num_warps=4),
         uneven(E4M3, "mx"), sm90).reason  # fmt: skip
 
@@ -179,7 +178,7 @@ MANY = ({"batch": 4}, {"groups": Groups(8)}, {"groups": Groups(8, 64)})
     ids=str,
 )
 def test_there_are_candidates_of_batches_and_groups(arch: str, form: tuple[str, str], more: dict[str, Any]) -> None:
-    target = target_files.load_target(arch)
+    target = load_target(arch)
     problem = of(*form, 64, 2112, 7168, **more)
     assert registry.get(Family, problem.family).supports(problem, target) and TRITON.candidates(problem, target)
 
@@ -192,7 +191,7 @@ QUICK = (CONFIGS[1], MX_GROUPED[0])
 @apart(*[pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.heavy) for case in ON_HOPPER], ids=str)
 def test_numbers_that_share_bytes_are_taken_apart_on_hopper(config: Config, more: dict[str, Any], /) -> None:
     """By the target's assembly, into two products of half the depth."""
-    problem, target = of(FP4, "mx", 64, 96, 352, **more), target_files.load_target("sm90")
+    problem, target = of(FP4, "mx", 64, 96, 352, **more), load_target("sm90")
     text = render.kernel_alone(problem, config.template, target)
     assert text.count("inline_asm_elementwise(UNPACK") == 2 * text.count("a_low, a_high = ") > 0
     built, _, _ = TRITON.compile(TRITON.compile_job(config, problem, target))
@@ -217,7 +216,7 @@ EMULATED = {
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, dtype: str, scales: str) -> None:
     """Odd sizes, factors over 2**20, memory operations landing as late as the code allows."""
-    emulated.run_configs(tmp_path, of(dtype, scales, 37, 45, 330), EMULATED[arch], target_files.load_target(arch))
+    emulated.run_configs(tmp_path, of(dtype, scales, 37, 45, 330), EMULATED[arch], load_target(arch))
 
 
 IN_GEMV = (Config("gemv", 1, 8, 256, num_stages=1), Config("gemv", 4, 16, 256, split_k=2, num_stages=1))
@@ -239,4 +238,4 @@ def test_amd_gemv_batches_and_groups_emulated(tmp_path: Path, arch: str, dtype: 
         problem, configs = of(dtype, scales, 3, 45, 330), IN_GEMV
     else:
         problem, configs = of(dtype, scales, 5, 45, 330, batch=3, shared="b" if kind == "shared" else ""), IN_BATCHES
-    emulated.run_configs(tmp_path, problem, configs, target_files.load_target(arch))
+    emulated.run_configs(tmp_path, problem, configs, load_target(arch))

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.support.nouns import Family, Problem, cases, each, matrices, refuses, registry
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import Family, Problem, cases, each, load_target, matrices, refuses, registry
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.numerics.random_inputs import INITS
 from tritongemm.numerics.verify import VerifyResult, compare, epilogue_reference, library_fault, poison, verify
@@ -174,7 +173,7 @@ def test_narrow_results_stay_in_range() -> None:
 
 
 def test_what_a_target_does_not_run() -> None:
-    gfx942, sm90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
+    gfx942, sm90 = load_target("gfx942"), load_target("sm90")
     fn, nuz = "fp8e4m3fn", "fp8e4m3fnuz"
     assert DENSE.supports(Problem(1, 1, 1), gfx942)
     assert DENSE.supports(Problem(1, 1, 1, *matrices(nuz, c="fp16")), gfx942)

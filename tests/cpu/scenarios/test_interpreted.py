@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import DESCRIBED, GEMV, GEMV_ROW, GFX942, POINTERS, SM90, SPLIT
-from tests.support.nouns import Config, Problem, apart, heavy, matrices
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import Config, Problem, apart, heavy, load_target, matrices
 from tritongemm.codegen import render
 from tritongemm.measure.interpreting import reduced
 
@@ -51,7 +50,7 @@ def test_descriptor_templates_at_odd_sizes(interpreted: Interpreted, row_a: bool
 )
 def test_dtypes(dtypes: tuple[str, str, str], target: str, /, interpreted: Interpreted) -> None:
     problem = Problem(18, 35, 35, *matrices(*dtypes, layout="TN"), bias="n")
-    interpreted.check(problem, [SPLIT, GEMV, GEMV_ROW], target_files.load_target(target))
+    interpreted.check(problem, [SPLIT, GEMV, GEMV_ROW], load_target(target))
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (1, 40, 3), heavy((32, 16, 48))])

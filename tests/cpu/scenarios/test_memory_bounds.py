@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.interpreted import Interpreted
-from tests.support.nouns import Config, Family, KernelBackend, Problem, fails, matrices, registry
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import Config, Family, KernelBackend, Problem, fails, load_target, matrices, registry
 from tritongemm.codegen import modules
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.system.child_process import WorkerDied, WorkerProcess
@@ -57,7 +56,7 @@ def test_a_split_without_blocks_reads_nothing_beyond(
     """One row of A, so that what is beyond its last number is beyond the operand."""
     operands = matrices(*dtypes, layout="TT" if family == "dense" else "TN")
     problem = registry.get(Family, family).problem(Problem(1, 32, k, *operands), scales)
-    target, triton = target_files.load_target(arch), registry.get(KernelBackend, "triton")
+    target, triton = load_target(arch), registry.get(KernelBackend, "triton")
     configs = [config for config in some if triton.check(config, problem, target)]
     assert "tile" in {config.template for config in configs}
     interpreted.check(problem, configs, target)
@@ -65,7 +64,7 @@ def test_a_split_without_blocks_reads_nothing_beyond(
 
 def test_a_kernel_that_reads_beyond_an_operand_ends_its_process(interpreter: WorkerProcess, tmp_path: Path) -> None:
     """Whatever is there: the result would be right."""
-    config, target = Config("tile", 16, 32, 32), target_files.load_target("gfx942")
+    config, target = Config("tile", 16, 32, 32), load_target("gfx942")
     problem = Problem(1, 32, 64, *matrices("bf16"))
     text = modules.write_candidates(problem, [config], target, tmp_path).read_text()
     ((error, tolerance),) = interpreter.ask(InterpreterJob(problem, config, text), 60)

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.nouns import Patch, Problem, Trial, each, matrices, registry
-from tests.support.nouns import loader as target_files
+from tests.support.nouns import Patch, Problem, Trial, each, load_target, matrices, registry
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.space import Space
 from tritongemm.plugins.contracts import SearchPlan, Strategy
@@ -46,7 +45,7 @@ TEMPLATES = ("tile", "gemv", "tma", "persistent", "stream_k", "stream_k_tma")
 
 
 def case(problem: Problem, arch: str) -> Case:
-    chip = target_files.load_target(arch)
+    chip = load_target(arch)
     entire = space(problem, chip, templates=TEMPLATES)
     return Case(entire, rank(prune(entire, problem, chip).kept, problem, chip))
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.covering import pairwise
 from tests.support.evaluators import FakeEvaluator
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, matrices
+from tests.support.nouns import Config, OutputError, Patch, Problem, Record, SearchLimits, Trial, load_target, matrices
 from tests.support.planning_roles import WorkerKilledAlways, WorkerKilledLater, WorkerKilledOnce, signature
 from tests.support.racing import pool_and_store
 from tests.support.refusals import fails
@@ -20,13 +20,12 @@ from tritongemm.codegen.modules import winner_path
 from tritongemm.plugins.contracts import Search
 from tritongemm.report.console import Reporter
 from tritongemm.search.planner import rank_space
-from tritongemm.search_spaces import loader as target_files
 from tritongemm.tune import search_processes
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
 from tritongemm.tune.search_processes import Planner, RankJob, SearchJob, SearchProcess, SearchWorker, WinnerModule
 
-GFX942 = target_files.load_target("gfx942")
+GFX942 = load_target("gfx942")
 PROBLEMS = [Problem(16, 16, k) for k in (64, 32)]
 
 

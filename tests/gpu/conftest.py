@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.nouns import ArtifactCache, BuildPool, Machine, MeasureProtocol, Patch
+from tests.support.nouns import ArtifactCache, BuildPool, Dispatcher, Machine, MeasureProtocol, Patch
 from tritongemm.hip_ext import machine
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.serving.dispatcher import Dispatcher
 
 
 @pytest.fixture(scope="session")

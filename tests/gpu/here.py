@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.nouns import Config, Family, Problem, Record, Target, registry
+from tests.support.nouns import Config, Family, Problem, Record, Target, registry, settings
 from tritongemm.hip_ext.driver import driver
 from tritongemm.plugins.contracts import SearchedBackend
-from tritongemm.system import settings
 
 VENDOR = driver.find_vendor() if torch.cuda.is_available() else None
 ARCH = driver.open_driver(VENDOR).device().arch if VENDOR else "sm90"

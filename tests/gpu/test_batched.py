@@ -6,10 +6,8 @@ import torch
 import tritongemm
 from tests.gpu.here import fp8, needs_gpu, normal, record
 from tests.gpu.test_numeric import LAYOUTS, verify_all
-from tests.support.nouns import BuildPool, Config, Family, Problem, matrices, registry
+from tests.support.nouns import BuildPool, Config, Dispatcher, Family, Problem, matrices, registry, verify
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.numerics import verify
-from tritongemm.serving.dispatcher import Dispatcher
 
 pytestmark = needs_gpu
 POINTERS = (

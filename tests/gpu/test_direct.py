@@ -10,11 +10,9 @@ from torch.nn import functional
 
 import tritongemm
 from tests.gpu.here import ARCH, DENSE, graph_of, needs_gpu, replayed
-from tests.support.nouns import Config, Patch, Problem, Record, matrices
+from tests.support.nouns import Config, Dispatcher, Patch, Problem, Record, matrices, verify
 from tritongemm.backends.blaslt.served_algorithm import WORKSPACE_BYTES, LoadedAlgorithm
-from tritongemm.numerics import verify
 from tritongemm.serving import calls
-from tritongemm.serving.dispatcher import Dispatcher
 
 pytestmark = needs_gpu
 HERE = (ARCH, ".".join(torch.__version__.split(".")[:2]), torch.version.cuda or "")

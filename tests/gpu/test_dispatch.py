@@ -9,8 +9,7 @@ from torch.nn import functional
 
 import tritongemm
 from tests.gpu.here import DENSE, TMA, VENDOR, needs_gpu, record, replayed
-from tests.support.nouns import Config, LibraryBackend, Patch, Problem, matrices, registry
-from tritongemm.numerics import verify
+from tests.support.nouns import Config, LibraryBackend, Patch, Problem, matrices, registry, verify
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.record_table import RecordTable
 

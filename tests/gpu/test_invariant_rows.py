@@ -6,8 +6,7 @@ import torch
 
 import tritongemm
 from tests.gpu.here import replayed
-from tests.support.nouns import Config, Defaults, Machine, Patch, Record
-from tritongemm.serving.dispatcher import Dispatcher
+from tests.support.nouns import Config, Defaults, Dispatcher, Machine, Patch, Record
 from tritongemm.tune.request import Outputs, SearchScope, SizeSource, TuneRequest
 
 N, K, MOST = 1056, 1920, 300  # a K that splits do not cut evenly, so that its order is that of an unsplit K

@@ -12,14 +12,11 @@ import tritongemm
 from tests.gpu.here import DENSE, fp8, needed_fp8, normal, record, replayed
 from tests.gpu.test_dispatch import CASES
 from tests.support import ROOT, stored_calls
-from tests.support.nouns import Machine, Patch, Record
+from tests.support.nouns import Dispatcher, Machine, Patch, Record, settings, verify
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.export.library import building, writing
 from tritongemm.export.library.building import Built
 from tritongemm.export.library.writing import Contents
-from tritongemm.numerics import verify
-from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.system import settings
 
 RANGED = ("tile", "split", "stream-K", "tma", "persistent")  # cases that are tried as ranges of M too
 SERVED = """

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.gpu.here import DENSE, fp8, triton
-from tests.support.nouns import BuildPool, Config, Family, Machine, Problem, Target, matrices, registry
+from tests.support.nouns import BuildPool, Config, Family, Machine, Problem, Target, matrices, registry, space
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.search.space import space
 
 TILE = Config("tile", 32, 64, 64, 4, 1, 4, 2)
 CONFIGS = (

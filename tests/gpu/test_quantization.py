@@ -4,11 +4,10 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.gpu.here import ARCH, fp8, graph_of, needed_fp8, needs_gpu, record, replayed
-from tests.support.nouns import Config, Machine, Problem, Scaling, load_target, matrices, registry
+from tests.support.nouns import Config, Machine, Problem, Scaling, load_target, matrices, registry, verify
 from tests.support.patched_layers import HIDDEN, experts, fp8_experts, rows_of_experts, tokens
 from tests.support.tuned_calls import make_call
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
-from tritongemm.numerics import verify
 from tritongemm.operations.factors import spread
 from tritongemm.operations.quantisation import by_torch
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend

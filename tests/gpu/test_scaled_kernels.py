@@ -10,8 +10,7 @@ import torch
 import tritongemm
 from tests.gpu.here import fp8, needs_gpu, triton
 from tests.gpu.test_numeric import usable, verify_all
-from tests.support import raising
-from tests.support.nouns import BuildPool, Config, Family, Groups, Patch, Problem, Target, matrices, registry
+from tests.support.nouns import BuildPool, Config, Family, Groups, Patch, Problem, Target, matrices, raising, registry
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.backends.triton.assembly_edits import UnknownAssemblyError
 from tritongemm.codegen.template_facts import exchanges_sums

@@ -10,10 +10,8 @@ from torch.nn import functional
 import tritongemm
 from tests.gpu.here import graph_of, needs_gpu, normal, record
 from tests.support.fakes.servers import install_sglang, install_vllm, layer_of
-from tests.support.nouns import Config, Patch, Problem, Record, matrices, results_format
+from tests.support.nouns import Config, Dispatcher, Patch, Problem, Record, matrices, results_format, verify
 from tritongemm.integrations import sglang, vllm
-from tritongemm.numerics import verify
-from tritongemm.serving.dispatcher import Dispatcher
 
 pytestmark = [needs_gpu, pytest.mark.usefixtures("dispatcher")]
 M, N, K = 16, 256, 512

@@ -10,7 +10,7 @@ import tritongemm
 from tests.cpu.contracts.test_served_operations import CASES, KINDS
 from tests.gpu.here import fp8, graph_of, needs_gpu, normal, record, replayed, triton
 from tests.support import shipped
-from tests.support.nouns import Config, Family, Machine, Patch, Problem, Record, Target, matrices, registry
+from tests.support.nouns import Config, Dispatcher, Family, Machine, Patch, Problem, Record, Target, matrices, registry
 from tests.support.operation_calls import CALLS, Rows, parts
 from tests.support.products import product
 from tests.support.tuned_calls import make_call
@@ -18,7 +18,6 @@ from tritongemm.hip_ext import machine
 from tritongemm.numerics import epilogues, verify
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.serving import added_operations, server_calls
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.linear_fp8 import BlockOperands
 from tritongemm.serving.quantize import own_fp8
 

@@ -4,6 +4,7 @@ from typing import TypeAlias
 
 import pytest
 
+from tests.support import raising
 from tests.support.refusals import fails, refuses
 from tests.support.tables import apart, cases, each, heavy
 from tritongemm.build.cache import ArtifactCache
@@ -36,6 +37,7 @@ from tritongemm.core.target import Target
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.formats import make_problem, results_format
 from tritongemm.hip_ext.machine import Machine
+from tritongemm.numerics import verify
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import (
     Backend,
@@ -49,8 +51,12 @@ from tritongemm.plugins.contracts import (
     WeightLayout,
     WritableFormat,
 )
+from tritongemm.search.space import space
 from tritongemm.search_spaces import loader
 from tritongemm.search_spaces.loader import load_target
+from tritongemm.serving.dispatcher import Dispatcher
+from tritongemm.system import settings
+from tritongemm.workloads import sizes
 
 Caplog: TypeAlias = pytest.LogCaptureFixture
 Capsys: TypeAlias = pytest.CaptureFixture[str]
@@ -58,11 +64,12 @@ Patch: TypeAlias = pytest.MonkeyPatch
 
 __all__ = [
     "BASELINE_ENTRY", "SUPPORTED", "Artifact", "ArtifactCache", "Backend", "Buffer", "BuildPool", "CallSignature",
-    "Caplog", "Capsys", "CompileJob", "Config", "DamagedFileWarning", "Defaults", "DriverError", "Evaluator", "Family",
-    "Format", "FormatRow", "Groups", "InputError", "KernelBackend", "Launch", "LibraryBackend", "LoadedKernel",
-    "Machine", "MeasureProtocol", "Operand", "Operands", "OutputError", "Param", "Patch", "PatchedLaunch", "Problem",
-    "RaceResult", "Record", "RemarkWarning", "Resolution", "Scaling", "SearchLimits", "ServerFormat", "Support",
-    "Target", "TargetError", "Trial", "TritonGemmError", "TunerFormat", "UnavailableError", "UntunableRowsWarning",
-    "WeightLayout", "WritableFormat", "apart", "cases", "each", "fails", "heavy", "load_target", "loader",
-    "make_problem", "matrices", "refuses", "registry", "results_format",
+    "Caplog", "Capsys", "CompileJob", "Config", "DamagedFileWarning", "Defaults", "Dispatcher", "DriverError",
+    "Evaluator", "Family", "Format", "FormatRow", "Groups", "InputError", "KernelBackend", "Launch", "LibraryBackend",
+    "LoadedKernel", "Machine", "MeasureProtocol", "Operand", "Operands", "OutputError", "Param", "Patch",
+    "PatchedLaunch", "Problem", "RaceResult", "Record", "RemarkWarning", "Resolution", "Scaling", "SearchLimits",
+    "ServerFormat", "Support", "Target", "TargetError", "Trial", "TritonGemmError", "TunerFormat", "UnavailableError",
+    "UntunableRowsWarning", "WeightLayout", "WritableFormat", "apart", "cases", "each", "fails", "heavy", "load_target",
+    "loader", "make_problem", "matrices", "raising", "refuses", "registry", "results_format", "settings", "sizes",
+    "space", "verify",
 ]  # fmt: skip

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import ArtifactCache, BuildPool, KernelBackend, Problem, TritonGemmError, registry
+from tests.support.nouns import ArtifactCache, BuildPool, KernelBackend, Problem, TritonGemmError, registry, settings
 from tests.support.stores import take
 from tritongemm.core.artifact import Artifact, CompileJob
 from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
-from tritongemm.system import settings
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
 

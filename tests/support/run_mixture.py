@@ -14,12 +14,11 @@ from torch import Tensor
 
 from tests.support.kernel_cases import MX_GROUPED, SM90
 from tests.support.mixtures import FP4, FP8, SHUFFLED, Mixture
-from tests.support.nouns import Family, Operand, registry
+from tests.support.nouns import Family, Operand, registry, verify
 from tritongemm.codegen import modules
 from tritongemm.core.scaling import powers_of
 from tritongemm.measure.guarded_operands import guarded
 from tritongemm.measure.interpreting import mend_interpreter
-from tritongemm.numerics import verify
 from tritongemm.operations import mixture_steps
 from tritongemm.operations.contract import Reading
 from tritongemm.operations.factors import spread

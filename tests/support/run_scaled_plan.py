@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.support.nouns import Family, Problem, registry
-from tritongemm.numerics import verify
+from tests.support.nouns import Family, Problem, registry, verify
 
 MOST = 2e-2  # error, in the unit of `verify.deviation`: a library's splits add up in bf16
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.support.linear_layers import StandInKernel, attach_device
-from tests.support.nouns import Patch, Problem, Record
-from tritongemm.serving.dispatcher import Dispatcher
+from tests.support.nouns import Dispatcher, Patch, Problem, Record
 
 
 class ServedCalls:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.nouns import Config, Defaults, Problem, Record, Trial
+from tests.support.nouns import Config, Defaults, Problem, Record, Trial, sizes
 from tritongemm.results import journal
 from tritongemm.results.store import Store
-from tritongemm.workloads import sizes
 
 TOOLS = {"triton": "3.5.1", "torch": "2.9.0"}
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from triton.backends.compiler import GPUTarget
 
-from tests.support import raising
-from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, loader, matrices, registry
+from tests.support.nouns import Artifact, Config, Launch, Patch, Problem, loader, matrices, raising, registry, space
 from tests.support.refusals import fails
 from tests.support.tables import apart, cases, each, heavy
 from tritongemm.backends.triton import assembly_edits, compiling
@@ -18,7 +17,6 @@ from tritongemm.backends.triton.role_frames import shorten
 from tritongemm.codegen.template_facts import exchanges_sums
 from tritongemm.plugins.contracts import Family, KernelBackend
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import space
 
 SM90 = loader.load_target("sm90")
 # Tiles are narrow: the compiler takes twice as long for one of 128 columns, and the marks are the same.

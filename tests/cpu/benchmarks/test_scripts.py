@@ -11,10 +11,9 @@ import torch
 
 import tritongemm
 from tests.support import ROOT, forked
-from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, apart, fails, loader, matrices
+from tests.support.nouns import Capsys, CompileJob, Defaults, Patch, Problem, apart, fails, loader, matrices, sizes
 from tritongemm.build import prepare
 from tritongemm.cli import tune
-from tritongemm.workloads import sizes
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support.foreign_rows import AITER_HEADER as HEADER
-from tests.support.nouns import Capsys, Defaults, Patch, Problem, cases, each, matrices, registry, results_format
+from tests.support.nouns import Capsys, Defaults, Patch, Problem, cases, each, matrices, registry, results_format, sizes
 from tests.support.stores import ONE, TWO, record, rows, take
 from tritongemm.cli import check, convert
 from tritongemm.results import tuned_file
 from tritongemm.system import locks
 from tritongemm.tune.requested_run import TuningStopped, merging
-from tritongemm.workloads import sizes
 
 SIZE = "False,torch.bfloat16,torch.bfloat16,False,False"
 H200: dict[str, Any] = {"target": "sm90", "compute_units": 132}

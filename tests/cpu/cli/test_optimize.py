@@ -5,10 +5,9 @@ import pytest
 
 from tests.support.call_logs import line
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Defaults, Patch, cases
+from tests.support.nouns import Capsys, Defaults, Patch, cases, sizes
 from tritongemm.cli import optimize, shell
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support import raising
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Defaults, Patch
+from tests.support.nouns import Capsys, Defaults, Patch, raising, sizes
 from tritongemm.cli import tune
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.results.run_files import holding_module_folder
 from tritongemm.results.store import Store
 from tritongemm.system import child_process
-from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

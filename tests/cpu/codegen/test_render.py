@@ -29,7 +29,7 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
     WS_FRAGMENTS,
 )
-from tests.support.nouns import Config, Defaults, InputError, Patch, Record, apart, each, make_problem, registry
+from tests.support.nouns import Config, Defaults, InputError, Patch, Record, apart, each, make_problem, registry, space
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import geometry, modules, render, template_facts
@@ -38,7 +38,6 @@ from tritongemm.core import target
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins.contracts import Family, KernelBackend
-from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 FAMILY = types.SimpleNamespace(tolerance=0.01, input_deviation=1.0)

@@ -15,11 +15,10 @@ from tests.support.linear_layers import (
     stand_in_device,
     stand_in_kernels,
 )
-from tests.support.nouns import CallSignature, Patch, Resolution, Support, registry
+from tests.support.nouns import CallSignature, Dispatcher, Patch, Resolution, Support, registry
 from tests.support.plugins import dropped
 from tritongemm.plugins.contracts import KernelSource
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.stored_kernels import TorchKernels
 

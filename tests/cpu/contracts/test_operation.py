@@ -8,12 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
 from tests.support.linear_layers import ComputingKernel, attach_device, be_a_gpu, problem, record
-from tests.support.nouns import Defaults, InputError, Patch, Support, each, refuses
+from tests.support.nouns import Defaults, InputError, Patch, Support, each, refuses, sizes
 from tests.support.operation_calls import PLAIN, SCALED, Call, Rows
 from tests.support.plugins import dropped
 from tritongemm.operations import contract
 from tritongemm.operations.contract import Operation, ProductOperation
-from tritongemm.workloads import sizes
 
 OPERATIONS = {name for one in contract.every() for name in (one.name, *one.calls)}
 MADE = {name: make(Rows(5, wide=torch.float32)) for name, make in (PLAIN | SCALED).items()}

@@ -3,14 +3,13 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.nouns import Config, Problem, Trial, each, load_target, matrices
+from tests.support.nouns import Config, Problem, Trial, each, load_target, matrices, space
 from tests.support.plugins import each_with_toy
 from tritongemm.core.space import Space
 from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import space
 
 TOY = "strategy_toy"
 GFX942 = load_target("gfx942")

@@ -3,11 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.nouns import Family, Groups, Problem, WeightLayout, load_target, matrices, registry
+from tests.support.nouns import Family, Groups, Problem, WeightLayout, load_target, matrices, registry, space
 from tests.support.plugins import each_with_toy
 from tritongemm.core.problem import PLAIN
 from tritongemm.numerics.computable_families import in_fastest_order
-from tritongemm.search.space import space
 
 TOY = "weight_layout_toy"
 GFX942, SM90 = load_target("gfx942"), load_target("sm90")

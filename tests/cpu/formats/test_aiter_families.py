@@ -6,9 +6,8 @@ import pytest
 
 from tests.cpu.formats.test_aiter import read
 from tests.cpu.formats.test_aiter import save as written
-from tests.support.nouns import Config, Defaults, Problem, Record, TunerFormat, apart, cases, matrices, registry
+from tests.support.nouns import Config, Defaults, Problem, Record, TunerFormat, apart, cases, matrices, registry, sizes
 from tritongemm.core.errors import InputError, RemarkWarning
-from tritongemm.workloads import sizes
 
 BEST = Record(
     Problem(16, 512, 4096, *matrices("bf16", layout="TN")), "sm90", Config("tile", 16, 16, 16), "triton",

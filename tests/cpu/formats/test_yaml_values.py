@@ -6,10 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.nouns import Defaults, InputError, apart, cases, results_format
+from tests.support.nouns import Defaults, InputError, apart, cases, results_format, sizes
 from tritongemm.formats import _yaml_values as values
 from tritongemm.formats._yaml_rows import flow
-from tritongemm.workloads import sizes
 
 HERE = Path("rows.yaml")
 

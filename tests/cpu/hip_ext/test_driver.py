@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import raising
 from tests.support.counted_calls import count_calls
-from tests.support.nouns import DriverError, TargetError, UnavailableError, fails, refuses
+from tests.support.nouns import DriverError, TargetError, UnavailableError, fails, raising, refuses
 from tritongemm.hip_ext import libraries
 from tritongemm.hip_ext.driver import driver
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support.nouns import Family, each, refuses, registry
+from tests.support.nouns import Family, each, refuses, registry, verify
 from tests.support.products import product
 from tritongemm.integrations import aiter, aiter_scaled
 from tritongemm.integrations.aiter import fused_moe, tgemm
-from tritongemm.numerics import verify
 from tritongemm.plugins.contracts import ScaleLayout
 
 FP8, INT8, M, N, K = torch.float8_e4m3fn, torch.int8, 5, 256, 384

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tests.cpu.operations.test_four_bit_weights import AWQ_COLUMNS, words
 from tests.support.fakes import servers
 from tests.support.linear_layers import name_table, record
-from tests.support.nouns import Groups, Patch
+from tests.support.nouns import Dispatcher, Groups, Patch
 from tests.support.patched_layers import CHOSEN as TOPK
 from tests.support.patched_layers import EXPERTS, MXFP4, mlp_of_mxfp4, rows_of_mxfp4
 from tests.support.products import product
@@ -19,7 +19,6 @@ from tritongemm.integrations import int4_layers, loaded_model, sglang, vllm, vll
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.serving import server_calls
-from tritongemm.serving.dispatcher import Dispatcher
 
 TOKENS, HIDDEN, INNER = MXFP4.x, MXFP4.hidden, MXFP4.inner
 

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from tests.support.fakes import servers
 from tests.support.linear_layers import StandInKernel, name_table, record, run_on_cpu, stand_in_kernels
-from tests.support.nouns import Caplog, Config, Patch, Problem, Record
+from tests.support.nouns import Caplog, Config, Dispatcher, Patch, Problem, Record
 from tests.support.products import product
 from tritongemm.integrations import compiled, process, sglang, vllm, vllm_fp8
 from tritongemm.serving import server_calls
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.linear_fp8 import BlockOperands, find_layout
 
 M, N, K = 16, 256, 512

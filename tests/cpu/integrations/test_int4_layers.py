@@ -11,14 +11,13 @@ from tests.cpu.operations import test_four_bit_weights as bits
 from tests.cpu.operations.test_four_bit_weights import COMPRESSED, GPTQ, GROUP, HALF, NUMBERS, OF_COMPRESSED, K, N
 from tests.support.fakes.servers import install_sglang, install_sglang_int4, install_vllm, install_vllm_int4
 from tests.support.linear_layers import name_table, record
-from tests.support.nouns import Caplog, Patch
+from tests.support.nouns import Caplog, Dispatcher, Patch
 from tests.support.patched_layers import row_of_int4 as rows
 from tests.support.products import product
 from tritongemm.integrations import int4_layers, loaded_model, process, sglang, vllm
 from tritongemm.numerics.verify import deviation
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER, FourBitOperands
 from tritongemm.serving import server_calls
-from tritongemm.serving.dispatcher import Dispatcher
 
 EXACT = (NUMBERS - 8) * HALF.double().t().repeat_interleave(GROUP, 1)
 

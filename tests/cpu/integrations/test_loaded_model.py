@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from tests.support.fakes.servers import install_vllm
 from tests.support.linear_layers import attach_device, problem, record
-from tests.support.nouns import Caplog, Groups, InputError, Patch, Support
+from tests.support.nouns import Caplog, Dispatcher, Groups, InputError, Patch, Support
 from tests.support.products import product
 from tritongemm.integrations import loaded_model, vllm
-from tritongemm.serving.dispatcher import Dispatcher
 
 EXPERTS = 4
 FP8 = torch.float8_e4m3fn

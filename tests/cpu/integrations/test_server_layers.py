@@ -18,14 +18,13 @@ import tritongemm
 from tests.support.fakes import servers
 from tests.support.fakes.servers import install_sglang, install_vllm, install_vllm_mixtures, layer_of
 from tests.support.linear_layers import StandInKernel, name_table, problem, record, run_on_cpu, stand_in_kernels
-from tests.support.nouns import Caplog, Groups, Patch
+from tests.support.nouns import Caplog, Dispatcher, Groups, Patch
 from tests.support.products import product
 from tests.support.served_region import gpu_that_serves
 from tritongemm.integrations import compiled, process, sglang, vllm
 from tritongemm.integrations.process import is_in_blocks
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
-from tritongemm.serving.dispatcher import Dispatcher
 
 FP8 = torch.float8_e4m3fn
 EXPERTS, HIDDEN, INNER, TOPK = 4, 128, 128, 2

@@ -11,13 +11,11 @@ import torch
 from torch.nn import functional
 
 import tritongemm
-from tests.support import raising
 from tests.support.fakes.servers import ServerParameter, install_vllm
 from tests.support.linear_layers import problem, record
-from tests.support.nouns import DriverError, Patch
+from tests.support.nouns import Dispatcher, DriverError, Patch, raising
 from tests.support.served_region import compile_for_each_m, gpu_that_serves
 from tritongemm.integrations import process, sglang, vllm
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.sources.invariant_kernel import InvariantKernel
 
 

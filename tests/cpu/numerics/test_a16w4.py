@@ -6,13 +6,12 @@ import torch
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import FRAGMENTS, FRAGMENTS_OF_GROUPS, GFX942, SM90
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, Family, Groups, Target, WeightLayout, apart, heavy, refuses, registry
+from tests.support.nouns import Config, Family, Groups, Target, WeightLayout, apart, heavy, refuses, registry, space
 from tritongemm.codegen import modules
 from tritongemm.codegen.geometry import unmet_need
 from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import space
 
 FAMILY = registry.get(Family, "a16w4")
 PLAIN = Problem(19, 40, 384, *matrices("bf16", "int4", "bf16", layout="TN"))

@@ -10,7 +10,7 @@ import torch
 
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Config, Defaults, Patch, Target, each, fails, refuses, registry
+from tests.support.nouns import Config, Defaults, Patch, Target, each, fails, refuses, registry, sizes, space
 from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, forget_plugins
 from tests.support.racing import pool_and_store
@@ -33,11 +33,9 @@ from tritongemm.plugins.contracts import (
 )
 from tritongemm.report.console import Reporter
 from tritongemm.search import planner
-from tritongemm.search.space import space
 from tritongemm.tune import search_processes
 from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.run import TuningRun
-from tritongemm.workloads import sizes
 
 KINDS: tuple[type[Plugin], ...] = (
     Backend, Family, Format, KernelSource, ScaleLayout, Strategy, Timer, WeightLayout,

@@ -3,10 +3,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import raising
-from tests.support.nouns import Capsys, Patch, UnavailableError, cases, each
+from tests.support.nouns import Capsys, Patch, UnavailableError, cases, each, raising, settings
 from tritongemm.cli import launch_plan, optimize, options, tune
-from tritongemm.system import settings
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.formats import write_text
-from tests.support.nouns import Capsys, DamagedFileWarning, Defaults, FormatRow, InputError, Patch, Record, each
+from tests.support.nouns import Capsys, DamagedFileWarning, Defaults, FormatRow, InputError, Patch, Record, each, sizes
 from tests.support.stores import CONFIG, ONE, THREE, TWO, record
 from tritongemm.cli import export as export_command
 from tritongemm.cli import tune
@@ -13,7 +13,6 @@ from tritongemm.results.revalidation import VerifiedResult
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.source_row import read_source
 from tritongemm.tune.revalidate import Revalidation
-from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 

@@ -7,11 +7,9 @@ from tests.support import ROOT, forked
 from tests.support.interpreted import Interpreted
 from tests.support.kernel_cases import GFX942, SM90
 from tests.support.lent_processes import LentProcess
-from tests.support.nouns import Config, Groups, Operand, Problem, apart, matrices, refuses, registry
-from tritongemm.numerics import verify
+from tests.support.nouns import Config, Groups, Operand, Problem, apart, matrices, refuses, registry, space, verify
 from tritongemm.plugins.contracts import Family, KernelBackend, LibraryBackend
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import space
 
 POINTERS = [
     Config("tile", 16, 32, 16, 2, 2),

@@ -8,14 +8,13 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.evaluators import passed
-from tests.support.nouns import Backend, Capsys, Config, Defaults, KernelBackend, Patch, load_target, registry
+from tests.support.nouns import Backend, Capsys, Config, Defaults, KernelBackend, Patch, load_target, registry, sizes
 from tests.support.plugins import dropped
 from tests.support.reports import problem, result, write_results
 from tritongemm.cli import check, convert, library, lookup, report
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.serving import dispatcher
 from tritongemm.serving.dispatcher import Dispatcher
-from tritongemm.workloads import sizes
 
 EXAMPLES = ROOT / "examples"
 MEASURED = EXAMPLES / "results/h200_48_sizes.yaml"

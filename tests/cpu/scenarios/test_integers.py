@@ -3,12 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Config, Family, KernelBackend, Patch, Problem, apart, heavy, matrices, registry
+from tests.support.nouns import Config, Family, KernelBackend, Patch, Problem, apart, heavy, matrices, registry, space
 from tritongemm.backends.triton import assembly_edits, compiling
 from tritongemm.codegen import modules
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 from tritongemm.system.child_process import WorkerProcess
 

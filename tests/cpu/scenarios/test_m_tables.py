@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import passed
-from tests.support.nouns import Capsys, Defaults, Patch, Problem, Record, matrices
+from tests.support.nouns import Capsys, Defaults, Patch, Problem, Record, matrices, sizes
 from tritongemm.cli import tune
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("without_gpu")
 SEARCH = ["--target", "gfx1100", "--budget", "2", "--num_threads", "1"]

@@ -11,11 +11,10 @@ from threadpoolctl import threadpool_limits
 from tests.support import ROOT
 from tests.support.covering import pairwise
 from tests.support.kernel_cases import GFX942, SM90
-from tests.support.nouns import Capsys, Config, Groups, InputError, Patch, Problem, Target, cases, each, matrices
+from tests.support.nouns import Capsys, Config, Groups, InputError, Patch, Problem, Target, cases, each, matrices, space
 from tritongemm.plugins.validity import check_config
 from tritongemm.search.cost_model import correction, model
 from tritongemm.search.pruning import prune
-from tritongemm.search.space import space
 from tritongemm.search_spaces import loader as target_files
 
 H200 = target_files.load_target("sm90", "H200")

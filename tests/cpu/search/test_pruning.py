@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Family, Groups, Patch, Problem, cases, each, matrices, registry
+from tests.support.nouns import Family, Groups, Patch, Problem, cases, each, matrices, registry, space
 from tests.support.nouns import loader as target_files
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core import target
@@ -13,7 +13,6 @@ from tritongemm.search.cost_model.model import rank
 from tritongemm.search.planner import plan_search
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.pruning.rules import RULES, Rule
-from tritongemm.search.space import space
 
 GFX942, SM90 = target_files.load_target("gfx942"), target_files.load_target("sm90")
 ODD = [(4097, 4097, 4096), (2050, 2050, 512), (1, 8192, 28672), (64, 64, 70), (1, 1, 1), (16, 16, 16), (1000, 1, 333)]

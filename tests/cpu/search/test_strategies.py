@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.nouns import Patch, Problem, Trial, each, load_target, matrices, registry
+from tests.support.nouns import Patch, Problem, Trial, each, load_target, matrices, registry, space
 from tritongemm.core.config import AXES, Config
 from tritongemm.core.space import Space
 from tritongemm.plugins.contracts import SearchPlan, Strategy
 from tritongemm.plugins.contracts.searching import Predictions
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import space
 from tritongemm.search.strategies import _gaussian_process, guided
 from tritongemm.search.strategies._candidates import CandidateSet
 

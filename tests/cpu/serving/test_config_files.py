@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
-from tests.support.nouns import Patch, Record, cases, refuses, results_format
+from tests.support.nouns import Patch, Record, cases, refuses, results_format, settings
 from tritongemm.serving import loaded_tables, source_row
 from tritongemm.serving.record_table import RecordTable
-from tritongemm.system import settings
 
 HEADER = (
     "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"

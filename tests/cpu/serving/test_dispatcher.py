@@ -19,11 +19,10 @@ from tests.support.linear_layers import (
     record,
     stand_in_kernels,
 )
-from tests.support.nouns import DriverError, LoadedKernel, Patch, Problem, Support, each, fails, refuses
+from tests.support.nouns import Dispatcher, DriverError, LoadedKernel, Patch, Problem, Support, each, fails, refuses
 from tritongemm.operations import torch_products
 from tritongemm.operations.dense import DenseOperands
 from tritongemm.serving.calls import CallKey
-from tritongemm.serving.dispatcher import Dispatcher
 
 SetPrecision: TypeAlias = Callable[[str], None]
 

@@ -9,9 +9,8 @@ from torch import nn
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
-from tests.support.nouns import Config, LoadedKernel, Patch, Problem, Record, Support
+from tests.support.nouns import Config, Dispatcher, LoadedKernel, Patch, Problem, Record, Support
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.dispatcher import Dispatcher
 
 SIZE = problem(16, 32, 64)
 ROW = record(SIZE, config=Config("tile", 64, 64, 32), order="1x64", row_bits="aa")

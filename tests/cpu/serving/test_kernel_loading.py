@@ -23,7 +23,7 @@ from tests.support.linear_layers import (
     run_on_cpu,
     stand_in_device,
 )
-from tests.support.nouns import ArtifactCache, Config, DriverError, Patch, Record, each, load_target, registry
+from tests.support.nouns import ArtifactCache, Config, DriverError, Patch, Record, each, load_target, registry, settings
 from tritongemm import backends
 from tritongemm.core.errors import WorkspaceError
 from tritongemm.core.problem import Problem, matrices
@@ -38,7 +38,6 @@ from tritongemm.serving.loaded_tables import LoadedTable
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.source_row import SourceRow
 from tritongemm.serving.stored_kernels import check_kernel
-from tritongemm.system import settings
 
 TOY = "toy_backend"
 OTHER = Config("one", 0, 0, 0, backend="library")

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 import tritongemm
 from tests.support.linear_layers import StandInKernel, record, stand_in_kernels
-from tests.support.nouns import InputError, Patch, Record, Support, apart
+from tests.support.nouns import Dispatcher, InputError, Patch, Record, Support, apart, verify
 from tests.support.products import product
-from tritongemm.numerics import verify
 from tritongemm.operations.factors import find_scalings, spread
 from tritongemm.operations.served_problems import layer_problem
 from tritongemm.serving import linear_fp8 as layer
-from tritongemm.serving.dispatcher import Dispatcher
 
 N, K, FP8 = 256, 512, "fp8e4m3fn"
 TYPES = ("bf16", "bf16", "bf16")

@@ -9,10 +9,9 @@ import torch
 from torch import distributed
 
 from tests.support.linear_layers import StandInKernel, name_table, problem, record, stand_in_kernels
-from tests.support.nouns import Caplog, Patch, Support, each, refuses, results_format
+from tests.support.nouns import Caplog, Dispatcher, Patch, Support, each, refuses, results_format
 from tests.support.products import product
 from tritongemm.serving import loaded_tables
-from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.loaded_tables import read_configured, read_table
 from tritongemm.serving.record_table import RecordTable
 

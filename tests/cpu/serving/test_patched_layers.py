@@ -13,7 +13,7 @@ from tests.cpu.operations import test_four_bit_weights as bits
 from tests.cpu.operations.test_four_bit_weights import GROUP, K, N
 from tests.support import patched_layers as layers
 from tests.support.linear_layers import StandInKernel, problem, record, stand_in_kernels
-from tests.support.nouns import Defaults, Groups, Operand, Patch, fails, refuses
+from tests.support.nouns import Defaults, Groups, Operand, Patch, fails, refuses, sizes
 from tests.support.patched_layers import EXPERTS, HIDDEN, INNER, KINDS, MXFP4, row_of_fp8, row_of_int4, rows_of_experts
 from tests.support.products import product
 from tests.support.served_region import Graphs, copies
@@ -21,7 +21,6 @@ from tritongemm.numerics.verify import deviation
 from tritongemm.serving import served_w4
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.patch import ServedLinear
-from tritongemm.workloads import sizes
 
 pytestmark = pytest.mark.usefixtures("unloaded")
 COMPILED = ("linear", "fp8", "awq")  # the others are the same operations

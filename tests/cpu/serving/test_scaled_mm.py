@@ -9,11 +9,10 @@ from torch import Tensor
 import tritongemm
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import TILE, StandInKernel, attach_device, record
-from tests.support.nouns import Patch, Problem, Scaling, cases, each
+from tests.support.nouns import Patch, Problem, Scaling, cases, each, verify
 from tests.support.products import product
 from tritongemm.codegen import template_facts
 from tritongemm.integrations import aiter
-from tritongemm.numerics import verify
 from tritongemm.operations import scaled
 from tritongemm.operations.scaled import TorchScaled
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product

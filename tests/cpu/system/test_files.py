@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import raising
-from tests.support.nouns import OutputError, Patch, cases, each, fails
+from tests.support.nouns import OutputError, Patch, cases, each, fails, raising
 from tritongemm.system import files, temporary_folder
 from tritongemm.system.printable import TEXT_CHARACTERS, WORD_CHARACTERS, printable
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import raising
-from tests.support.nouns import Patch, cases, each, refuses
+from tests.support.nouns import Patch, cases, each, raising, refuses
 from tritongemm.system import reading
 from tritongemm.system.reading import RepeatedKeyError, keys_once, open_bytes, read_bytes
 

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from tests.support.evaluators import FakeEvaluator, passed
-from tests.support.nouns import ArtifactCache, BuildPool, Capsys, Config, FormatRow, Patch, Record
+from tests.support.nouns import ArtifactCache, BuildPool, Capsys, Config, FormatRow, Patch, Record, settings
 from tests.support.racing import SIZE
 from tritongemm.cli import tune
 from tritongemm.codegen import render
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.console import Reporter
 from tritongemm.report.tables import print_retimed, print_verified
-from tritongemm.system import settings
 from tritongemm.tune.revalidate import Revalidation
 
 pytestmark = pytest.mark.usefixtures("without_gpu")

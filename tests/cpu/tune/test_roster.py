@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import SUPPORTED, Capsys, Config, Defaults, Patch, Target, Trial, refuses, registry
+from tests.support.nouns import SUPPORTED, Capsys, Config, Defaults, Patch, Target, Trial, refuses, registry, sizes
 from tests.support.racing import CODE, SIZE, TOY, Drop, race
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
@@ -17,7 +17,6 @@ from tritongemm.system import settings
 from tritongemm.tune import roster
 from tritongemm.tune.final_race import LIBRARY_PLACES, pick_finalists
 from tritongemm.tune.roster import choose_roster
-from tritongemm.workloads import sizes
 
 OWN = "a b c bias workspace semaphore m n k lda ldb ldc group_m null null"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import raising
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Config, OutputError, Patch, Problem, RaceResult, SearchLimits, Trial, matrices
+from tests.support.nouns import Config, OutputError, Patch, Problem, RaceResult, SearchLimits, Trial, matrices, space
 from tests.support.racing import CODE, SIZE, Drop, pool_and_store, race
 from tests.support.stores import record, take
 from tritongemm.build.cache import ArtifactCache
@@ -21,7 +21,6 @@ from tritongemm.report.console import Reporter
 from tritongemm.results.store import Store
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
-from tritongemm.search.space import space
 from tritongemm.search.strategies.exhaustive import Exhaustive
 from tritongemm.tune import run as run_module
 from tritongemm.tune.device_queue import CompileQueue, DeviceQueue

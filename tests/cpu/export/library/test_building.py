@@ -3,7 +3,7 @@ from pathlib import Path
 
 from tests.support import libraries
 from tests.support.libraries import TILE, UNITS
-from tests.support.nouns import ArtifactCache, Capsys, Config, Launch, Machine, Patch, Record, loader
+from tests.support.nouns import ArtifactCache, Capsys, Config, Launch, Machine, Patch, Record, loader, settings
 from tritongemm.build import prepare
 from tritongemm.build.prepare import PreparedKernel
 from tritongemm.cli import library as command
@@ -11,7 +11,6 @@ from tritongemm.export.library import building
 from tritongemm.export.library.storage import open_library
 from tritongemm.hip_ext import machine
 from tritongemm.results.store import Store
-from tritongemm.system import settings
 
 TMA = Config("tma", 64, 64, 64, num_warps=4)
 HERE = Machine(loader.load_target("gfx942"), "", (), "", "")

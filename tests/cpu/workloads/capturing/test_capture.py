@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import tritongemm
-from tests.support.nouns import Defaults, FormatRow, InputError, OutputError, Patch, apart, cases
-from tritongemm.workloads import sizes
+from tests.support.nouns import Defaults, FormatRow, InputError, OutputError, Patch, apart, cases, sizes
 from tritongemm.workloads.capturing import counting, hooks
 from tritongemm.workloads.m_spans import group_spans
 

@@ -7,8 +7,7 @@ import torch
 
 import tritongemm
 from tests.cpu.workloads.capturing.test_capture import Graph
-from tests.support.nouns import Defaults, Patch, matrices
-from tritongemm.workloads import sizes
+from tests.support.nouns import Defaults, Patch, matrices, sizes
 from tritongemm.workloads.capturing.group_spreads import GroupSpreads, Spread, range_of
 from tritongemm.workloads.capturing.product import Product
 from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile

@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional
 
 from tests.support import ROOT, forked, raising
-from tests.support.nouns import Defaults, OutputError, Patch
-from tritongemm.workloads import sizes
+from tests.support.nouns import Defaults, OutputError, Patch, sizes
 from tritongemm.workloads.capturing.session import Capture
 from tritongemm.workloads.capturing.workload_file import WorkloadFile
 

@@ -6,9 +6,7 @@ from typing import Any
 import torch
 
 import tritongemm
-from tests.support import raising
-from tests.support.nouns import Defaults, Patch, cases, each, matrices
-from tritongemm.workloads import sizes
+from tests.support.nouns import Defaults, Patch, cases, each, matrices, raising, sizes
 from tritongemm.workloads.capturing.product import Product
 from tritongemm.workloads.capturing.recorder import decompose
 from tritongemm.workloads.capturing.workload_file import Counted, WorkloadFile

@@ -241,13 +241,18 @@ class _SpanTuning:
         return self._table
 
     def _look_at_start(self, m: int, is_split: bool = False) -> None:
-        """Race a row's fastest candidates at the least M of its range, and split the range if the row is slow there."""
+        """Race a row's fastest candidates at the least M of its range, and split the range if the row is slow there.
+
+        What the row below has races too: its last tile may have room for more rows.
+        """
         row = self._table.rows[m]
-        start = max((one for one in self._table.rows if one < m), default=self._span.low - 1) + 1
+        below = max((one for one in self._table.rows if one < m), default=self._span.low - 1)
+        start = below + 1
         if start == m or not self._tables.in_time():
             return
         fastest = sorted(row.seconds, key=row.seconds.__getitem__)[:AT_START]
-        found = self._tables.race(self._span.at(start), [row.record.config, *fastest], self._device)
+        lower = [self._table.rows[below].record.config] if below in self._table.rows else []
+        found = self._tables.race(self._span.at(start), [row.record.config, *lower, *fastest], self._device)
         if found is None:
             return
         self._table.starts[start] = found

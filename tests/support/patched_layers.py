@@ -1,7 +1,7 @@
 """Layers of every kind that `patch` serves, small and with random weights: what they are given and give, and rows."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -157,7 +157,7 @@ class TorchQuantLinear(_Layer):
 
 
 class MarlinQuantLinear(_Layer):
-    pass
+    in_features = K
 
 
 class WQLinear_GEMM(_Layer):
@@ -166,6 +166,21 @@ class WQLinear_GEMM(_Layer):
 
 class CompressedLinear(_Layer):
     pass
+
+
+def compressed_linear(**scheme: Any) -> nn.Linear:
+    """A layer of compressed-tensors 0.17: a plain one with other tensors, a forward of its own and a scheme."""
+
+    def forward(self: nn.Module, input: Tensor) -> Tensor:
+        return functional.linear(input, self.weight)
+
+    made, home = nn.Linear(K, N, bias=False), {**globals(), "__name__": "compressed_tensors.quantization"}
+    del made.weight
+    for name, tensor in (("weight_packed", bits.COMPRESSED), ("weight_scale", HALF.t())):
+        made.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+    made.forward = FunctionType(forward.__code__, home).__get__(made)
+    made.quantization_scheme = SimpleNamespace(**{"input_activations": None, "weights": None} | scheme)
+    return made
 
 
 for kind, home in (
@@ -197,6 +212,20 @@ def _of_int4(layer: Any) -> LayerCase:
     weight = (bits.NUMBERS - 8) * HALF.double().t().repeat_interleave(GROUP, 1)
     exact = X.double() @ weight.t() + (0 if layer.bias is None else layer.bias.detach().double())
     return LayerCase(layer, (X,), exact, [row_of_int4("halves_32"), row_of_int4("halves_32", m=8), row_of_int4()])
+
+
+def marlin(**more: Any) -> MarlinQuantLinear:
+    numbers = torch.randint(0, 16, (K, 64), generator=torch.Generator().manual_seed(8))
+    none = torch.empty(0, dtype=torch.int32)
+    made = MarlinQuantLinear(qweight=bits.of_marlin(numbers), scales=torch.full((4, 64), 0.25).bfloat16(), qzeros=none)
+    made.__dict__.update(numbers=numbers, **more)
+    return made
+
+
+def of_marlin() -> LayerCase:
+    layer = marlin()
+    row = record(product("a16w4", 4, 64, K, "bf16 int4", f"weight_{K // 4}", order="fragments"))
+    return LayerCase(layer, (X,), X.double() @ (layer.numbers - 8.0).double() / 4, [row])
 
 
 def of_nvfp4() -> LayerCase:
@@ -246,6 +275,7 @@ KINDS: dict[str, Callable[[], LayerCase]] = {
     "gptq": lambda: _of_int4(gptq(bias=True)),
     "gptq_v2": lambda: _of_int4(gptq(bits.EIGHTS, version=2)),
     "awq": lambda: _of_int4(WQLinear_GEMM(qweight=bits.AWQ, qzeros=filled(bits.EIGHTS, GROUPS, N // 8), scales=HALF)),
-    "compressed-tensors": lambda: _of_int4(CompressedLinear(weight_packed=bits.COMPRESSED, weight_scale=HALF.t())),
+    "marlin": of_marlin,
+    "compressed-tensors": lambda: _of_int4(compressed_linear()),
     "nvfp4": of_nvfp4,
 }

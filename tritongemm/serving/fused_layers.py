@@ -166,7 +166,8 @@ def _is_as_built(*modules: Any) -> bool:
 def _is_gated(module: Any) -> bool:
     """Return whether a module computes down(act(gate(x)) * up(x)) of plain linear layers: it is asked with numbers."""
     layers = [module._modules.get(name) for name in ("gate_proj", "up_proj")]
-    if isinstance(module, ServedMlp) or not all(isinstance(layer, nn.Linear) for layer in layers):
+    plain = all(isinstance(layer, nn.Linear) and "weight" in layer._parameters for layer in layers)
+    if isinstance(module, ServedMlp) or not plain:
         return False
     if type(module._modules.get("act_fn")).__name__ not in _GATES or "forward" in vars(module):
         return False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tritongemm.core.record import Record
 from tritongemm.operations.served_problems import is_layer
-from tritongemm.serving import served_layers, served_w4
+from tritongemm.serving import packed_linear, served_layers, served_w4
 from tritongemm.serving.api import load, mm
 from tritongemm.serving.dispatcher import Dispatcher, default_dispatcher
 from tritongemm.serving.fused_layers import serve_gates, serve_residuals
@@ -103,10 +103,12 @@ class Patch:
         served = [(layer, type(layer), former) for layer, former in self._still_served()]
         for layer, _, former in served:
             layer.__class__ = former
+            packed_linear.give_back(layer)
         try:
             yield
         finally:
             for layer, kind, _ in served:
+                packed_linear.take(layer)
                 layer.__class__ = kind
 
     def _still_served(self) -> list[tuple[nn.Module, type[nn.Module]]]:
@@ -265,6 +267,8 @@ def _why_left(module: nn.Module, dispatcher: Dispatcher, invariant: bool) -> str
         instead = ", which tritongemm.serve serves by rows with a row-major B" if kind.__name__ == _TRANSPOSED else ""
         return f"of class {kind.__module__}.{kind.__qualname__}{instead}"
     if "forward" in vars(module):
+        if packed_linear.is_of_compressed_tensors(module.forward):
+            return "compressed-tensors decompressed it at a call: patch the model before its first"
         return "another library replaced its forward"
     if type(module.weight) is not nn.Parameter or type(module.weight.data) is not torch.Tensor:
         return f"its weight is a {type(module.weight.data).__name__}"

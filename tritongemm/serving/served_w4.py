@@ -19,12 +19,13 @@ from tritongemm.operations.four_bit_weights import (
     pack_awq,
     pack_compressed_tensors,
     pack_gptq,
+    pack_marlin,
     pack_mxfp4,
     pack_nvfp4,
 )
-from tritongemm.operations.linear_w4 import ACTIVATIONS, read_weight
+from tritongemm.operations.linear_w4 import ACTIVATIONS, dequantize, read_weight
 from tritongemm.operations.torch_products import DTYPE_NAMES
-from tritongemm.serving import added_operations, mixtures
+from tritongemm.serving import added_operations, mixtures, packed_linear
 from tritongemm.serving.served_layers import ServedModule, served_class
 from tritongemm.workloads.capturing import session
 
@@ -33,21 +34,23 @@ _Rows: TypeAlias = "Mapping[tuple[Any, ...], int]"  # how many have a weight's e
 WEIGHT, SCALE = "w4_weight", "w4_scale"  # buffers that no state dict has
 _ROUTED: Final = ["hidden_states", "top_k_index", "top_k_weights"]
 OF_EXPERTS: Final = ("w4_gate_up", "w4_gate_up_scale", "w4_gate_up_bias", "w4_down", "w4_down_scale")
-_GPTQ, _AWQ, _COMPRESSED, _EXPERTS = "GPTQ", "AWQ", "compressed-tensors", "mxfp4"
-# Classes that keep a checkpoint's own order; those that shuffle weights for kernels of their own are left.
+_GPTQ, _AWQ, _MARLIN, _COMPRESSED, _EXPERTS = "GPTQ", "AWQ", "Marlin", "compressed-tensors", "mxfp4"
+# Classes that keep a checkpoint's own order or Marlin's; others that shuffle weights for their kernels are left.
 _FORMATS: Final = {
     "gptqmodel": {
         **dict.fromkeys(("TorchQuantLinear", "TorchLinear", "TritonV2QuantLinear", "TritonV2Linear"), _GPTQ),
         **dict.fromkeys(("AwqTorchQuantLinear", "AwqTorchLinear", "AwqGEMMQuantLinear", "AwqGEMMLinear"), _AWQ),
+        **dict.fromkeys(("MarlinQuantLinear", "MarlinLinear", "AwqMarlinQuantLinear", "AwqMarlinLinear"), _MARLIN),
     },
     "awq": {"WQLinear_GEMM": _AWQ},
-    "compressed_tensors": {"CompressedLinear": _COMPRESSED},
+    "compressed_tensors": {"CompressedLinear": _COMPRESSED},  # before its version 0.15
     "transformers": {"Mxfp4GptOssExperts": _EXPERTS},
 }
-_TENSORS: Final = {_GPTQ: ("qweight", "scales"), _AWQ: ("qweight", "scales"),
-                   _COMPRESSED: ("weight_packed", "weight_scale")}  # fmt: skip
+_TENSORS: Final = {
+    **dict.fromkeys((_GPTQ, _AWQ, _MARLIN), ("qweight", "scales")), _COMPRESSED: ("weight_packed", "weight_scale")
+}  # fmt: skip
 # What says that a quantiser sorted K, and the group of each number along it.
-_SORTED: Final = {_GPTQ: ("desc_act", "g_idx"), _COMPRESSED: ("actorder", "weight_g_idx")}
+_SORTED: Final = {_GPTQ: ("desc_act", "g_idx"), _MARLIN: ("desc_act", ""), _COMPRESSED: ("actorder", "weight_g_idx")}
 _USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None, "alpha": 1.702, "limit": 7.0}
 
 
@@ -60,10 +63,13 @@ class Converted(NamedTuple):
 
 def is_four_bit_layer(module: nn.Module) -> bool:
     """Return whether a module is of a class whose weights may have four bits."""
-    return bool(_format(type(module)))
+    return bool(_format(module))
 
 
-def _format(kind: type[nn.Module]) -> str:
+def _format(module: nn.Module) -> str:
+    kind = type(module)
+    if kind is nn.Linear and "weight_packed" in module._parameters:
+        return _COMPRESSED
     return _FORMATS.get(kind.__module__.partition(".")[0], {}).get(kind.__name__, "")
 
 
@@ -73,13 +79,13 @@ def convert(module: Any, rows: _Rows) -> Converted | str:
     `rows` counts the rows of each N, K and B, of experts with their number in front. While a capture is under way a
     layer needs none: what it multiplies is written.
     """
-    if "forward" in vars(module):
+    if "forward" in vars(module) and not packed_linear.is_of_compressed_tensors(module.forward):
         return "another library replaced its forward"
     for name, usual in _USUAL.items():
         if getattr(module, name, usual) != usual:
             return f"its {name} is {getattr(module, name)}"
     try:
-        if _format(type(module)) == _EXPERTS:
+        if _format(module) == _EXPERTS:
             return _convert_experts(module, rows)
         packed = _convert_layer(module, rows)
     except InputError as error:
@@ -88,7 +94,11 @@ def convert(module: Any, rows: _Rows) -> Converted | str:
 
 
 def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
-    format_ = _format(type(module))
+    format_, scheme = _format(module), vars(module).get("quantization_scheme")
+    if scheme is not None and scheme.input_activations is not None:
+        return "its activations are quantised too"
+    if (bits := _given(_given(scheme, "weights"), "num_bits")) not in (None, 4):
+        return f"its weight has {bits} bits"
     weight, scale, second = (_given(module, name) for name in (*_TENSORS[format_], "weight_global_scale"))
     if isinstance(second, Tensor):
         return _convert_nvfp4(module, (weight, scale, second), rows)
@@ -97,7 +107,10 @@ def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
     if why := _order_unsaid(module, format_):
         return why
     rows_, columns = weight.shape
-    n, k = {_GPTQ: (columns, rows_ * 8), _AWQ: (columns * 8, rows_)}.get(format_, (rows_, columns * 8))
+    of_format = {_GPTQ: (columns, rows_ * 8), _AWQ: (columns * 8, rows_), _MARLIN: (columns // 2, rows_ * 16)}
+    n, k = of_format.get(format_, (rows_, columns * 8))
+    if format_ == _MARLIN and (module.in_features != k or module.bias is not None):
+        return "its bias is in Marlin's order" if module.in_features == k else "its weight is not in Marlin's order yet"
     own = scale.dtype if scale.dtype in ACTIVATIONS else torch.bfloat16
     return choose(rows, (n, k), own, lambda dtype, order: _pack(module, format_, dtype, order))
 
@@ -105,12 +118,12 @@ def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
 def _order_unsaid(module: Any, format_: str) -> str:
     """Return why a layer's numbers along K are in no known order: a quantiser sorted them, and no index says how."""
     option, name = _SORTED.get(format_, ("", ""))
-    owner = module if format_ == _GPTQ else _given(vars(module).get("quantization_scheme"), "weights")
+    owner = module if format_ in (_GPTQ, _MARLIN) else _given(vars(module).get("quantization_scheme"), "weights")
     index = _given(module, name)
     says = isinstance(index, Tensor) and bool((index >= 0).any())
     if says or _given(owner, option) not in (True, "group", "dynamic"):
         return ""
-    return f"its K is sorted ({option}), and no {name} says how"
+    return f"its K is sorted ({option})" + f", and no {name} says how" * bool(name)
 
 
 def _given(owner: Any, name: str) -> Any:
@@ -118,9 +131,6 @@ def _given(owner: Any, name: str) -> Any:
 
 
 def _convert_nvfp4(module: Any, stored: tuple[Any, Any, Tensor], rows: _Rows) -> PackedWeight | str:
-    scheme = vars(module).get("quantization_scheme")
-    if scheme is not None and scheme.input_activations is not None:
-        return "its activations are quantised to fp4 too"
     given = [one.detach() if isinstance(one, Tensor) else one for one in stored]
     return choose_nvfp4(rows, partial(pack_nvfp4, *given, checkpoint_format=_COMPRESSED))
 
@@ -295,6 +305,9 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
             stored = "gptq_v2" if module.qzero_format() == 2 else "gptq"
             given = module.qweight, module.scales, module.qzeros, _given(module, "g_idx")
             return pack_gptq(*given, checkpoint_format=stored, dtype=dtype, order=order)
+        if format_ == _MARLIN:
+            zeros = module.qzeros if module.qzeros.numel() else None
+            return pack_marlin(module.qweight.detach(), module.scales.detach(), zeros, dtype=dtype, order=order)
         more = (_given(module, name) for name in ("weight_zero_point", "weight_g_idx"))
         given = module.weight_packed.detach(), module.weight_scale.detach(), *more
         return pack_compressed_tensors(*given, dtype=dtype, order=order)
@@ -310,8 +323,11 @@ class ServedInt4Linear(ServedFourBits):
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's result, which its library computes for activations of another type than its rows'."""
         if input.dtype != self.w4_scale.dtype:
-            result: Tensor = super().forward(input)
-            return result
+            if not packed_linear.is_taken(self):
+                result: Tensor = super().forward(input)
+                return result
+            weight = dequantize(self.w4_weight, self.w4_scale, self.w4_order, self.w4_scale.dtype)
+            return nn.functional.linear(input, weight, self.bias)
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return added_operations.linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)
 
@@ -339,7 +355,9 @@ class ServedGptOssExperts(ServedFourBits):
 def serve(module: Any, converted: Converted) -> None:
     """Have a layer be computed by tuned kernels; its own weight stays, for `forget` and for state dicts."""
     kind: Any = type(module)
-    module.__class__ = served_class(ServedGptOssExperts if _format(kind) == _EXPERTS else ServedInt4Linear, kind)
+    served = ServedGptOssExperts if _format(module) == _EXPERTS else ServedInt4Linear
+    packed_linear.take(module)
+    module.__class__ = served_class(served, kind)
     for name, tensor in converted.tensors.items():
         module.register_buffer(name, tensor, persistent=False)
     module.w4_order = converted.order
@@ -350,3 +368,4 @@ def forget(module: nn.Module) -> None:
     for name in (WEIGHT, SCALE, *OF_EXPERTS, "w4_order"):
         if hasattr(module, name):
             delattr(module, name)
+    packed_linear.give_back(module)

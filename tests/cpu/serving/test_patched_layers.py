@@ -1,7 +1,9 @@
 import copy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from tritongemm.serving.patch import ServedLinear
 pytestmark = pytest.mark.usefixtures("unloaded")
 COMPILED = ("linear", "fp8", "awq")  # the others are the same operations
 # Weights of four bits are converted; their library's classes, or what holds their weights, are no importable ones.
-CONVERTED = ("experts of mxfp4", "experts of mxfp4 in halves", "gptq", "gptq_v2", "awq", "compressed-tensors", "nvfp4")
+CONVERTED = {*KINDS} - {"linear", "fp8", "experts", "experts of fp8"}
 
 
 def off(found: Tensor, exact: Tensor) -> float:
@@ -304,9 +306,13 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
     unsaid, sorted_ = layers.gptq(), layers.CompressedLinear(weight_packed=bits.COMPRESSED, weight_scale=bits.HALF.t())
     unsaid.desc_act, unsaid.g_idx = True, None
     sorted_.quantization_scheme = SimpleNamespace(weights=SimpleNamespace(actorder="group"), input_activations=None)
+    decompressed = layers.compressed_linear()
+    decompressed.weight = nn.Parameter(decompressed._parameters.pop("weight_packed").bfloat16(), requires_grad=False)
     model = nn.ModuleDict({
-        "unsaid": unsaid, "sorted": sorted_,
-        "asymmetric": layers.gptq(0x77777771), "marlin": layers.MarlinQuantLinear(), "narrow": narrow,
+        "unsaid": unsaid, "sorted": sorted_, "decompressed": decompressed,
+        "eight": layers.compressed_linear(weights=SimpleNamespace(num_bits=8)),
+        "asymmetric": layers.gptq(0x77777771), "narrow": narrow,
+        "marlin": layers.marlin(desc_act=True), "unlike marlin": layers.marlin(in_features=2 * K),
         "other": layers.CompressedLinear(weight_packed=bits.COMPRESSED[:8], weight_scale=bits.HALF.t()[:8]),
         "quantised": quantised, "broken": broken, "served": layers.gptq(),
     })  # fmt: skip
@@ -315,16 +321,38 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
     left = tritongemm.patch(model, rows).left
     assert "weight_scale (16, 15)" in left.pop("broken") and left == {
         "asymmetric": f"no row of int4 for N={N}, K={K} with groups of {GROUP} and zero points",
-        "marlin": "of class gptqmodel.nn_modules.qlinear.marlin.MarlinQuantLinear",
+        "marlin": "its K is sorted (desc_act)",
+        "unlike marlin": "its weight is not in Marlin's order yet",
         "narrow": "its bits is 3",
         "other": f"no row of int4 for N=8, K={K}",
-        "quantised": "its activations are quantised to fp4 too",
+        "quantised": "its activations are quantised too",
+        "decompressed": "compressed-tensors decompressed it at a call: patch the model before its first",
+        "eight": "its weight has 8 bits",
         "unsaid": "its K is sorted (desc_act), and no g_idx says how",
         "sorted": "its K is sorted (actorder), and no weight_g_idx says how",
     }
     assert model["served"].w4_order == "halves_32"
     with pytest.raises(AssertionError, match="own product"):
         model["served"](layers.X.float())  # no row multiplies float32
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_compressed_tensors_decompresses_a_layer_when_it_is_called_again(monkeypatch: Patch) -> None:
+    def decompress(layer: Any) -> None:
+        packed = layer._parameters.pop("weight_packed")
+        layer.weight = nn.Parameter(case.exact.new_ones(packed.shape[0], K).bfloat16(), requires_grad=False)
+
+    monkeypatch.setitem(sys.modules, "compressed_tensors.compressors", SimpleNamespace(decompress_module=decompress))
+    case, sums = KINDS["compressed-tensors"](), layers.X.sum(1, True).expand(-1, N).double()
+    patched = tritongemm.patch(nn.ModuleList([case.layer]), case.rows)
+    assert not hasattr(case.layer, "quantization_scheme")  # by which it finds the layers that it decompresses
+    with torch.autocast("cpu", torch.bfloat16):
+        assert off(case.layer(layers.X.float()), case.exact) < 0.02
+    with patched.paused():
+        assert off(case.layer(layers.X), sums) < 0.02 and case.layer.weight.shape == (N, K)
+    assert off(case.layer(layers.X), case.exact) < 0.02
+    patched.undo()
+    assert off(case.layer(layers.X), sums) < 0.02 and not case.layer._forward_pre_hooks
 
 
 def test_rows_say_the_order_of_a_weight_and_whether_it_has_zero_points() -> None:

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
+from inspect import Parameter, Signature
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,10 @@ VLLM_PRODUCT = "vllm.model_executor.layers.quantization.utils.fp8_utils"
 VLLM_EXPERTS = "vllm.model_executor.layers.fused_moe.fused_moe"
 SGLANG_PRODUCT = "sglang.kernels.ops.gemm.fp8_kernel"
 SGLANG_EXPERTS = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
+PRODUCT = (
+    "A B C As Bs M N K group_n group_k stride_am stride_ak stride_bk stride_bn stride_cm stride_cn stride_As_m "
+    "stride_As_k stride_Bs_k stride_Bs_n BLOCK_SIZE_M BLOCK_SIZE_N BLOCK_SIZE_K GROUP_SIZE_M"
+)
 
 
 class Kernel:
@@ -36,27 +41,29 @@ class Kernel:
 
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """vLLM's modules, to be imported until the test ends; by their names."""
-    product = Kernel(_product_parameters, _product)
+    product = Kernel(_taking(PRODUCT), _product)
     return _install(
         monkeypatch,
         {
             VLLM_PRODUCT: {"_w8a8_triton_block_scaled_mm": product},
-            VLLM_EXPERTS: {_launch_vllms.__name__: _launch_vllms},
+            VLLM_EXPERTS: {"invoke_fused_moe_triton_kernel": _launch_vllms},
         },
     )
 
 
 def install_sglang(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Have a stand-in of SGLang's kernels be imported, as `install_vllm` does for vLLM."""
-    plain, hopper = Kernel(_masked_parameters, _product), Kernel(_hopper_parameters, _product)
+    masked = f"{PRODUCT} needs_masking"
+    plain = Kernel(_taking(masked), _product)
+    hopper = Kernel(_taking(f"{masked} SWAP_AB SPLIT_K", SWAP_AB=False, SPLIT_K=1), _product)
     modules: dict[str, dict[str, Any]] = {
         SGLANG_PRODUCT: {
             "select_w8a8_block_fp8_matmul_kernel": lambda M, N, META: plain,
             "_w8a8_block_fp8_matmul": plain,
             "_w8a8_block_fp8_matmul_hopper": hopper,
-            "_reduce_block_fp8_split_k": Kernel(_added_parameters, _added),
+            "_reduce_block_fp8_split_k": Kernel(_taking("Parts Out ELEMENTS SPLITS BLOCK"), _added),
         },
-        SGLANG_EXPERTS: {_launch_sglangs.__name__: _launch_sglangs},
+        SGLANG_EXPERTS: {"invoke_fused_moe_kernel": _launch_sglangs},
     }
     return _install(monkeypatch, modules)
 
@@ -75,30 +82,15 @@ def _install(monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Mapping[str,
     return made
 
 
-def _product_parameters(
-    A: Any, B: Any, C: Any, As: Any, Bs: Any, M: Any, N: Any, K: Any, group_n: Any, group_k: Any, stride_am: Any,
-    stride_ak: Any, stride_bk: Any, stride_bn: Any, stride_cm: Any, stride_cn: Any, stride_As_m: Any, stride_As_k: Any,
-    stride_Bs_k: Any, stride_Bs_n: Any, BLOCK_SIZE_M: Any, BLOCK_SIZE_N: Any, BLOCK_SIZE_K: Any, GROUP_SIZE_M: Any,
-) -> None: ...  # fmt: skip
+def _taking(names: str, **defaults: Any) -> Callable[..., None]:
+    """A function of these parameters, of which alone it is asked."""
 
+    def function(**given: Any) -> None: ...
 
-def _masked_parameters(
-    A: Any, B: Any, C: Any, As: Any, Bs: Any, M: Any, N: Any, K: Any, group_n: Any, group_k: Any, stride_am: Any,
-    stride_ak: Any, stride_bk: Any, stride_bn: Any, stride_cm: Any, stride_cn: Any, stride_As_m: Any, stride_As_k: Any,
-    stride_Bs_k: Any, stride_Bs_n: Any, BLOCK_SIZE_M: Any, BLOCK_SIZE_N: Any, BLOCK_SIZE_K: Any, GROUP_SIZE_M: Any,
-    needs_masking: Any,
-) -> None: ...  # fmt: skip
-
-
-def _hopper_parameters(
-    A: Any, B: Any, C: Any, As: Any, Bs: Any, M: Any, N: Any, K: Any, group_n: Any, group_k: Any, stride_am: Any,
-    stride_ak: Any, stride_bk: Any, stride_bn: Any, stride_cm: Any, stride_cn: Any, stride_As_m: Any, stride_As_k: Any,
-    stride_Bs_k: Any, stride_Bs_n: Any, BLOCK_SIZE_M: Any, BLOCK_SIZE_N: Any, BLOCK_SIZE_K: Any, GROUP_SIZE_M: Any,
-    needs_masking: Any, SWAP_AB: Any = False, SPLIT_K: Any = 1,
-) -> None: ...  # fmt: skip
-
-
-def _added_parameters(Parts: Any, Out: Any, ELEMENTS: Any, SPLITS: Any, BLOCK: Any) -> None: ...
+    kind = Parameter.KEYWORD_ONLY
+    parameters = [Parameter(name, kind, default=defaults.get(name, Parameter.empty)) for name in names.split()]
+    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def _product(**given: Any) -> None:
@@ -138,9 +130,6 @@ def _launch_vllms(
     _experts(A, B, C, A_scale, B_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, top_k, config)
 
 
-_launch_vllms.__name__ = "invoke_fused_moe_triton_kernel"
-
-
 def _launch_sglangs(
     A: Tensor, B: Tensor, bias: Tensor | None, C: Tensor, A_scale: Tensor, B_scale: Tensor, B_zp: Tensor | None,
     topk_weights: Tensor, topk_ids: Tensor, sorted_token_ids: Tensor, expert_ids: Tensor,
@@ -154,21 +143,10 @@ def _launch_sglangs(
     _experts(A, B, C, A_scale, B_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, top_k, config)
 
 
-_launch_sglangs.__name__ = "invoke_fused_moe_kernel"
-
-
 def _experts(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    of_a: Tensor,
-    of_b: Tensor,
-    rows: Tensor | None,
-    experts: Tensor,
-    used: Tensor,
-    top_k: int,
-    config: Mapping[str, int],
-) -> None:
+    a: Tensor, b: Tensor, c: Tensor, of_a: Tensor, of_b: Tensor, rows: Tensor | None, experts: Tensor, used: Tensor,
+    top_k: int, config: Mapping[str, int],
+) -> None:  # fmt: skip
     """The rows of each block times the expert of the block; a number that is none of a row is passed over."""
     block, (_, n, k) = config["BLOCK_SIZE_M"], b.shape
     assert c.shape == (a.shape[0], top_k, n) and b.stride(2) == 1

@@ -10,7 +10,7 @@ from torch.nn import functional
 import tritongemm
 from tests.gpu.here import graph_of, needs_gpu, normal, record
 from tests.support.fakes.servers import install_sglang, install_vllm, layer_of
-from tests.support.nouns import Config, Dispatcher, Patch, Problem, Record, matrices, results_format, verify
+from tests.support.nouns import Config, Dispatcher, Patch, Problem, matrices, results_format, verify
 from tritongemm.integrations import sglang, vllm
 
 pytestmark = [needs_gpu, pytest.mark.usefixtures("dispatcher")]
@@ -97,14 +97,9 @@ class Attention(nn.Module):  # type: ignore[misc]
         return functional.silu(q[..., :4, :]) * k + v.sin()
 
 
-@pytest.fixture
-def joined_table() -> list[Record]:
-    """Kernels for M=16 of the parts, of 10 us each, and of their joined product, of 10 us."""
+def test_joined_layers(monkeypatch: Patch) -> None:
     problems = [Problem(M, n, K, *matrices("bf16", layout="TN"), bias="n") for n in (N, 2 * N, 4 * N)]
-    return [record(p, TILE, seconds=1e-5) for p in problems]
-
-
-def test_joined_layers(joined_table: list[Record], monkeypatch: Patch) -> None:
+    joined_table = [record(p, TILE, seconds=1e-5) for p in problems]  # the parts take as long as their joined product
     torch.manual_seed(0)
     model = Attention().cuda().bfloat16()
     xs = [normal(M, K), normal(1, M, K), normal(17, K)]

@@ -13,7 +13,7 @@ def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 def covering(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Some of these rows, such that each two values that share a row share one of them; always the same."""
-    pairs = {row: _pairs(row) for row in rows}
+    pairs = {row: set(combinations(enumerate(row), 2)) for row in rows}
     missing = set().union(*pairs.values())
     kept = []
     while missing:
@@ -21,8 +21,3 @@ def covering(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         missing -= pairs[best]
         kept.append(best)
     return kept
-
-
-def _pairs(row: tuple[Any, ...]) -> set[tuple[tuple[int, Any], ...]]:
-    """The pairs of places and values in a row."""
-    return set(combinations(enumerate(row), 2))

@@ -20,5 +20,5 @@ def fails(
     **named: Any,
 ) -> None:
     """Asserts that a call raises this error with these words, a regular expression."""
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words or None):
         call(*given, **named)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import tritongemm
-from tests.support.nouns import Family, Operands, Problem, Scaling, registry
+from tests.support.nouns import Family, Operands, Problem, registry
 from tests.support.operation_calls import Call
 
 SHUFFLED = "e8m0_32x8"
@@ -22,13 +22,17 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
     exact, result = family.reference(of, made), getattr(torch, of.c.type.torch)
     its_a, its_b = of.a.scaling, of.b.scaling
     named = {"scale_layout": SHUFFLED} if its_a is not None and its_a.layout == SHUFFLED else {}
-    scales = [_by_rows(made[name], its) for name, its in (("scale_a", its_a), ("scale_b", its_b)) if its is not None]
+    scales = [
+        made[name].mT if its.depth and its.layout == "groups" else made[name]
+        for name, its in (("scale_a", its_a), ("scale_b", its_b))
+        if its is not None
+    ]
     if of.epilogue == "add" and bias is not None:
         bias = bias.view(exact.shape)
     if of.epilogue != "none":
         return Call(tritongemm.linear_act, a, b.T, of.epilogue, bias, result, *scales), made, exact
     if of.batch > 1:
-        a, b = _each(a, of), _each(b, of)
+        a, b = (one if one.dim() == 3 else one.expand(of.batch, *one.shape) for one in (a, b))
     if its_a is None and its_b is not None and of.groups:
         given = a, b, made[of.group_operand], None, made["scale_b"], result
         return Call(tritongemm.grouped_mm, *given, order_b=of.b.order), made, exact
@@ -60,12 +64,3 @@ def make_call(of: Problem, device: str = "cpu", seed: int = 0) -> tuple[Call, Op
         return Call(tritongemm.scaled_bmm, a, b, of_a, of_b, bias, result, **named), made, exact
     of_a = of_a if named or not its_a.depth else of_a[: of.m]
     return Call(tritongemm.scaled_mm, a, b.T, of_a, of_b, bias, result, **named), made, exact
-
-
-def _each(one: Tensor, of: Problem) -> Tensor:
-    """An operand of each product of a batch."""
-    return one if one.dim() == 3 else one.expand(of.batch, *one.shape)
-
-
-def _by_rows(scales: Tensor, scaling: Scaling) -> Tensor:
-    return scales.mT if scaling.depth and scaling.layout == "groups" else scales

@@ -25,12 +25,6 @@ PARTS = ("tritongemm", "hip_ext", "codegen", "search_spaces", "templates", "benc
 TEXTS = (".py", ".j2", ".md", ".yaml", ".c", ".cpp", ".css", ".js", "")
 
 
-def _files(part: str) -> list[Path]:
-    folder = ROOT / part
-    found = [path for path in folder.rglob("*") if path.suffix in TEXTS and path.is_file() and path != Path(__file__)]
-    return [path for path in found if "__pycache__" not in path.parts and "tests/data" not in str(path)]
-
-
 def _words(text: str) -> str:
     """A text in small letters, with the words of identifiers apart."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", " ", text).lower()
@@ -49,7 +43,9 @@ def _offences(path: Path, words: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize("part", PARTS)
 def test_words_are_plain(part: str) -> None:
     words = PLAIN | (PLAIN_IN_PAGES if part == "docs" else {})
-    files = _files(part)
+    found = [path for path in (ROOT / part).rglob("*") if path.suffix in TEXTS and path.is_file()]
+    files = [path for path in found if "__pycache__" not in path.parts and "tests/data" not in str(path)]
+    files = [path for path in files if path != Path(__file__)]
     if part == "docs":
         files += [ROOT / "README.md", ROOT / "CHANGELOG.md"]
     check("words are plain", (offence for path in files for offence in _offences(path, words)), "others say the same")

@@ -220,14 +220,10 @@ def test_a_library_of_single_products_says_so(backend: str) -> None:
 A16W4, MIXED = registry.get(Family, "a16w4"), registry.get(LibraryBackend, "mixed_input")
 
 
-def words_as_numbers(words: Tensor) -> Tensor:
-    """The numbers [K, N] of int32 [K / 8, N]."""
-    return torch.stack([words >> 4 * i & 15 for i in range(8)], 1).flatten(0, 1)
-
-
 def multiplied(a: Tensor, words: Tensor, factors: Tensor, zeros: Tensor) -> Tensor:
     each = words.shape[0] * 8 // factors.shape[0]
-    weight = (words_as_numbers(words) - zeros.repeat_interleave(each, 0)) * factors.repeat_interleave(each, 0)
+    numbers = torch.stack([words >> 4 * i & 15 for i in range(8)], 1).flatten(0, 1)
+    weight = (numbers - zeros.repeat_interleave(each, 0)) * factors.repeat_interleave(each, 0)
     return a.double().matmul(weight.double()).to(a.dtype)
 
 

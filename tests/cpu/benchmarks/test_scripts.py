@@ -4,7 +4,6 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -83,12 +82,8 @@ def test_a_file_of_no_results_is_named_before_a_gpu_is_looked_for(
     assert str(file) in error and said in error
 
 
-@pytest.fixture
-def files() -> Any:
-    return importlib.import_module("aiter_files")
-
-
-def test_every_file_is_read_as_its_familys_sizes(files: Any, tmp_path: Path) -> None:
+def test_every_file_is_read_as_its_familys_sizes(tmp_path: Path) -> None:
+    files = importlib.import_module("aiter_files")
     for model in files.LAYERS:
         for family in files.COLUMNS:
             if not files.list_rows(model, family):

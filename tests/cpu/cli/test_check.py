@@ -66,15 +66,11 @@ def gpu(monkeypatch: Patch) -> FakeEvaluator:
     return evaluator
 
 
-def words(text: str) -> list[str]:
-    return [" ".join(line.split()) for line in text.splitlines()]
-
-
 def test_files_without_results_are_refused_and_stale_reported(results: Path, capsys: Capsys, tmp_path: Path) -> None:
     before = results.read_bytes()
     assert command.main([str(results), "--repair"]) == 1
     said = capsys.readouterr()
-    first, second, third = words(said.out)[1:4]
+    first, second, third = (" ".join(line.split()) for line in said.out.splitlines()[1:4])
     assert first.startswith("40x96x160_bf16_TN 40 gfx942 triton moved triton 3.5.1 → ")
     assert second.startswith("48x96x160_bf16_TN 41-48 gfx942 triton unknown its code object was not recorded")
     assert third == "64x96x160_bf16_TN 64 gfx942 torch holds -"
@@ -186,7 +182,10 @@ def test_entries_of_a_library_are_repaired_one_by_one(
     path = tmp_path / "cut.zip"
 
     def states() -> list[str]:
-        return [state for _, state in sorted(_reported_states(path, capsys))]
+        capsys.readouterr()
+        command.main([str(path)])
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
+        return [state for _, state in sorted((row[0], row[4]) for row in rows)]
 
     assert states() == ["damaged", "damaged", "holds"]
 
@@ -201,13 +200,6 @@ def test_entries_of_a_library_are_repaired_one_by_one(
     monkeypatch.setattr(command, "_devices", lambda *_: nullcontext([gpu]))
     assert command.main([str(path), "--repair"]) == 0
     assert states() == ["holds"] * 3 and library_command.main(["verify", str(path)]) == 0
-
-
-def _reported_states(path: Path, capsys: Capsys) -> list[tuple[str, str]]:
-    capsys.readouterr()
-    command.main([str(path)])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
-    return [(row[0], row[4]) for row in rows]
 
 
 def test_a_damaged_helper_kernel_is_reported(results: Path, tmp_path: Path, capsys: Capsys) -> None:

@@ -123,14 +123,9 @@ def test_they_are_asked_in_the_order_of_ranks_and_the_last_serves_every_call(no_
     ]
 
 
-@pytest.fixture
-def gpu(monkeypatch: Patch) -> Dispatcher:
-    dispatcher = be_a_gpu(monkeypatch)
-    dispatcher._devices[-1] = attach_device(dispatcher)  # what a tensor on the CPU says that its device is
-    return dispatcher
-
-
-def test_a_source_put_beside_the_others_serves_calls_and_is_explained(example: None, gpu: Dispatcher) -> None:
+def test_a_source_put_beside_the_others_serves_calls_and_is_explained(example: None, monkeypatch: Patch) -> None:
+    gpu = be_a_gpu(monkeypatch)
+    gpu._devices[-1] = attach_device(gpu)  # what a tensor on the CPU says that its device is
     for _ in range(2):
         x, w, wide = torch.randn(6, 20), torch.randn(1, 20), torch.randn(8, 20)
         torch.testing.assert_close(tritongemm.mm(x, w), x @ w.T)

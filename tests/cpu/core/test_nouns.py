@@ -54,13 +54,9 @@ RECORDS = st.builds(
 )  # fmt: skip
 
 
-def through_json(noun: Any) -> Any:
-    return type(noun).from_json(json.loads(json.dumps(noun.to_json())))
-
-
 @given(st.one_of(PROBLEMS, TRIALS, BUILTS, RECORDS))
 def test_json_round_trip(noun: Any) -> None:
-    assert through_json(noun) == noun
+    assert type(noun).from_json(json.loads(json.dumps(noun.to_json()))) == noun
 
 
 @given(CONFIGS)

@@ -53,10 +53,6 @@ class LinearBase(nn.Module):  # type: ignore[misc]
         return self.kernel.apply_weights(self, x, self.bias)
 
 
-def of_nvfp4() -> Any:
-    return record(product("a16w4", 4, 32, K, "bf16 fp4e2m1", "weight_16", order="fragments"))
-
-
 def layer_of_nvfp4() -> tuple[Any, Tensor]:
     """A layer as modelopt has it, but for the factor of all, and its weight in float64."""
     numbers = torch.randint(0, 16, (32, K), generator=torch.Generator().manual_seed(2))
@@ -79,7 +75,8 @@ def table(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch) -> Dispatche
 
     monkeypatch.setattr(server_calls, "four_bits_or", four_bits_or)
     of_int4 = rows("halves_32"), rows("halves_32", m=8), rows(), rows(more="_zeros")
-    name_table(tmp_path, monkeypatch, *of_int4, of_nvfp4())
+    of_nvfp4 = record(product("a16w4", 4, 32, K, "bf16 fp4e2m1", "weight_16", order="fragments"))
+    name_table(tmp_path, monkeypatch, *of_int4, of_nvfp4)
     return unloaded
 
 

@@ -156,12 +156,8 @@ def test_the_sdk_is_asked_in_a_process_of_its_own(monkeypatch: Patch) -> None:
         assert "HIP runtime" in registry.available(Timer, "rocprofiler").reason
 
 
-def on_a_gpu() -> Machine:
-    return Machine(target_files.load_target("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
-
-
 def test_the_clock_of_a_run(monkeypatch: Patch, capsys: Capsys) -> None:
-    here = on_a_gpu()
+    here = Machine(target_files.load_target("gfx942"), "amd", (0,), "MI300X", "tuning on MI300X")
     supports = {"rocprofiler": SUPPORTED, "cupti": SUPPORTED, "rocprofv3": Support("not found"), "events": SUPPORTED}
     for name in supports:
         monkeypatch.setattr(registry.get(Timer, name), "available", lambda name=name: supports[name])

@@ -53,10 +53,6 @@ def test_an_edit_of_a_size_that_was_measured_meanwhile_gives_way(path: Path) -> 
     assert {r.problem: r.seconds for r in rows(path) if r} == {ONE: 1e-5, FOUR: 1e-5}
 
 
-def unsummed(line: bytes) -> dict[str, Any]:
-    return {key: value for key, value in json.loads(line).items() if key != "crc32"}
-
-
 @cases(
     b"- {M: 1\n",
     b"\xff\xfe",
@@ -88,7 +84,7 @@ def test_a_run_that_has_nothing_to_add_leaves_an_edit_alone(path: Path, tmp_path
 def test_a_damaged_value_does_not_poison_the_results(field: str, value: Any, /, tmp_path: Path) -> None:
     """The line is passed over although its checksum agrees, and the results stay readable."""
     path = tmp_path / "out.yaml"
-    entries = [unsummed(line) for line in written(path).splitlines()]
+    entries = [{k: v for k, v in json.loads(line).items() if k != "crc32"} for line in written(path).splitlines()]
     place = next(n for n, e in enumerate(entries) if e.get("record", {}).get("problem") == TWO.to_json())
     entries[place]["record"][field] = value
     journal_of(path).write_bytes(b"".join(map(encode, entries)))

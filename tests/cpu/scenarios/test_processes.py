@@ -16,15 +16,12 @@ SIZES = "\n".join(f"- {{M: 64, N: 512, K: {16 * k}}}" for k in range(1, 12 * sea
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    # A shell starts what it runs in the background with Ctrl-C ignored, and so the tests and all that they start.
+    heed_ctrl_c = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(
         [sys.executable, "-m", *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=_heed_ctrl_c,
+        stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_ctrl_c,
     )  # fmt: skip
-
-
-def _heed_ctrl_c() -> None:
-    """A shell starts what it runs in the background with Ctrl-C ignored, and so the tests and all that they start."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def begin_planning(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:

@@ -50,11 +50,6 @@ def out(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def pitched(rows: int, columns: int, pitch: int) -> Tensor:
-    """Factors M-major whose columns are so far apart, as a copy engine could not have them."""
-    return torch.empty_strided((rows, columns), (1, pitch)).fill_(1.0)
-
-
 def check_scales(**given: Tensor) -> Tensor:
     tritongemm.check_scales(**given)
     return given["scale_b"]
@@ -97,7 +92,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"scale_layout": ONE(2)}, "scale_layout is a tensor"), ({"order_b": [1]}, r"order_b is \[1\]; give a string"),
         ({"scale_a": ONE(M, 3)}, "scale_a is"),
         ({"scale_a": ONE(M, 4)[:, ::2]}, r"strides \(4, 2\)"),
-        ({"scale_a": pitched(M, 2, M + 1)}, r"strides \(1, 17\)"),
+        ({"scale_a": torch.empty_strided((M, 2), (1, M + 1)).fill_(1.0)}, r"strides \(1, 17\)"),
         ({"scale_a": ONE(M, 2).double()}, "scale_a is torch.float64"),
         ({"scale_a": ONE(M, 2) * NAN}, "scale_a holds NaN or infinity"),
         ({"scale_b": ONE(1, 2) * INF}, "scale_b holds NaN or infinity"),

@@ -46,7 +46,9 @@ def test_a_mixture_of_integers_asks_for_its_rows_and_odd_addresses_are_copied() 
     ids = torch.zeros(5, 2, dtype=torch.int64)
     given = torch.ones(5, 64, dtype=torch.bfloat16), q1, q2, torch.ones(5, 2), ids, "silu"
     tuned = [product("a8w8", 10, n, k, "int8", groups=Groups(4)) for n, k in ((96, 64), (64, 48))]
-    assert asked_by(MixtureOperands(*given, torch.ones(4, 96), torch.ones(4, 64))) == tuned
+    steps = MIXTURE.products(MixtureOperands(*given, torch.ones(4, 96), torch.ones(4, 64)))
+    read = [operation.read(checked) for operation, checked in steps]
+    assert [one.problems[0] for one in read if isinstance(one, Reading)] == tuned
     beside = [[helper.constants for helper, _ in expert_kernels.kernels_for(one, SM90)] for one in tuned]
     assert all(sum(constants.get("MODE") == 5 for constants in each) == 8 for each in beside)  # four routes beside
     blocks = replace(tuned[0], family="a8w8_blockscale").scaled((Scaling(depth=128), Scaling(rows=128, depth=128)))
@@ -98,11 +100,6 @@ def test_quantised_experts_are_those_of_float64(mode: str, dtype: torch.dtype, a
     if mode == "row":
         given = x, numbers[0], numbers[1], weights, ids, None, activation
         assert torch.equal(aiter.fused_moe(*given, w1_scale=factors[0], w2_scale=factors[1]), found)
-
-
-def asked_by(operands: MixtureOperands) -> list[Problem]:
-    read = [operation.read(checked) for operation, checked in MIXTURE.products(operands)]
-    return [one.problems[0] for one in read if isinstance(one, Reading)]
 
 
 KERNELS_AND_PYTORCH = """

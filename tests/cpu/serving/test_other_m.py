@@ -174,12 +174,6 @@ def test_a_kernel_at_another_m_has_the_memory_that_its_programs_share(monkeypatc
     assert "no memory for what programs share" in str(find(100))
 
 
-def digest_of(row: Record) -> str:
-    job = prepare.compile_job(row.problem, row.config, SM90)
-    assert not isinstance(job, Support), str(job)
-    return job.digest
-
-
 @pytest.mark.parametrize("groups", [None, Groups(4)])
 def test_one_binary_serves_every_m(groups: Groups | None) -> None:
     """The launch beyond a row's own M is that of a kernel compiled for it."""
@@ -193,7 +187,9 @@ def test_one_binary_serves_every_m(groups: Groups | None) -> None:
         own = replace(row, problem=row.problem.at(m))
         assert prepared.launch_at(m) == prepare.prepare_launches([own], SM90, cache)[own.problem]
     turned = replace(row, problem=replace(row.problem, a=row.problem.a._replace(row_major=False)))
-    at = replace(prepared, record=turned, artifact=replace(prepared.artifact, digest=digest_of(turned)))
+    job = prepare.compile_job(turned.problem, turned.config, SM90)
+    assert not isinstance(job, Support), str(job)
+    at = replace(prepared, record=turned, artifact=replace(prepared.artifact, digest=job.digest))
     assert at.serves(64) and "M 33 needs another binary" in str(at.serves(32)) and not at.serves(128)
     huge = kernel_loading._bind(prepared, StandInKernel(), 64, 2**31 - 5)
     assert isinstance(huge, Support) and "beyond the 32 bits" in huge.reason

@@ -1,7 +1,6 @@
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-def written(path: Path, text: bytes) -> Callable[[], None]:
-    """Starts to write into a pipe; what it returns waits until that is done."""
-    thread = threading.Thread(target=path.write_bytes, args=(text,))
-    thread.start()
-    return thread.join
-
-
 def test_files_links_and_keys_that_repeat(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"text\0\xff")
     (tmp_path / "link").symlink_to("file")
@@ -45,9 +37,10 @@ def test_files_links_and_keys_that_repeat(tmp_path: Path) -> None:
 
 def test_a_pipe_is_read_to_its_end_or_given_up(pipe: Path) -> None:
     text = b"0123456789" * 100_000  # more than a pipe holds at a time
-    wait = written(pipe, text)
+    thread = threading.Thread(target=pipe.write_bytes, args=(text,))
+    thread.start()
     assert read_bytes(pipe) == text
-    wait()
+    thread.join()
     refuses(r"pipe is a pipe, and nothing came out of it in 0\.15 s", read_bytes, pipe)
     descriptor = os.open(pipe, os.O_RDWR)
     try:

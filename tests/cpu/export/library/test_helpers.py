@@ -31,12 +31,6 @@ def library(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path / "library"
 
 
-def edit(library: Path, old: str, new: str) -> None:
-    text = (library / MANIFEST).read_text(encoding="utf-8")
-    assert old in text
-    (library / MANIFEST).write_text(text.replace(old, new, 1), encoding="utf-8")
-
-
 def test_what_is_beside_the_products_is_read_as_it_was_written(library: Path, tmp_path: Path) -> None:
     found = open_library(library)
     assert found.targets == {"sm90": SM90} and not found.damaged and not found.faults()
@@ -56,7 +50,9 @@ def test_what_is_beside_the_products_is_read_as_it_was_written(library: Path, tm
     ('"most_lead":1048576', '"most_lead":1048577', "8x32x64_bf16_TN_batch3 on sm90"),
 )
 def test_an_edited_part_is_refused_by_name(old: str, new: str, name: str, /, library: Path) -> None:
-    edit(library, old, new)
+    text = (library / MANIFEST).read_text(encoding="utf-8")
+    assert old in text
+    (library / MANIFEST).write_text(text.replace(old, new, 1), encoding="utf-8")
     (damaged,) = open_library(library).damaged
     assert re.match(name, damaged.name) and "changed after it was written" in damaged.reason
 

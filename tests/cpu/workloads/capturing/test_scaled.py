@@ -185,8 +185,5 @@ def test_our_operations_are_counted_where_compiled_code_calls_them(tmp_path: Pat
         ("linear_fp8", "a8w8_blockscale", 1), ("mm", "dense", 1), ("scaled_mm", "a8w8", 1),
     ]  # fmt: skip
     assert {row.problem.n for row in rows} == {N, 128, K}
-    assert {caller for row in rows for caller in row.callers} == {__name__ + "." + _own_name()}
-
-
-def _own_name() -> str:
-    return test_our_operations_are_counted_where_compiled_code_calls_them.__name__
+    own = test_our_operations_are_counted_where_compiled_code_calls_them.__name__
+    assert {caller for row in rows for caller in row.callers} == {f"{__name__}.{own}"}

@@ -11,6 +11,7 @@ import tritongemm
 from tests.gpu.here import graph_of, needed_fp8, normal, record, replayed, triton
 from tests.gpu.test_numeric import verify_all
 from tests.support.nouns import BuildPool, Config, Family, Groups, Machine, Operand, Patch, Problem, matrices, registry
+from tests.support.products import product
 from tests.support.tuned_calls import make_call
 from tritongemm.build.few_expert_kernels import SCALES
 from tritongemm.cli import tune
@@ -56,10 +57,7 @@ IN_BLOCKS = (
 
 def problem(family: str, dtype: str, dtype_c: str, n: int, k: int, room: int = 0, scales: str = "") -> Problem:
     groups = Groups(len(COUNTS), room, "captured", COUNTS)
-    made: Problem = registry.get(Family, family).problem(
-        Problem(sum(COUNTS), n, k, *matrices(dtype, c=dtype_c, layout="TN"), groups=groups), scales
-    )
-    return made
+    return product(family, sum(COUNTS), n, k, f"{dtype} {dtype} {dtype_c}", scales, groups=groups)
 
 
 @pytest.mark.parametrize("room", [0, 140])

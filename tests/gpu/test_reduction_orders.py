@@ -9,6 +9,7 @@ from tests.gpu.here import triton
 from tests.gpu.test_numeric import CONFIGS, usable
 from tests.gpu.test_scaled_kernels import CONFIGS as SCALED
 from tests.support.nouns import Artifact, Backend, BuildPool, Config, Family, Groups, Problem, matrices, registry
+from tests.support.products import product
 from tritongemm.core.reduction_order import ReductionOrder
 from tritongemm.measure.gpu_evaluator import GpuEvaluator
 
@@ -82,10 +83,7 @@ GROUPED = tuple(
 
 
 def scaled(family: str, k: int, scales: str = "", dtype: str = "fp8e4m3fn") -> Problem:
-    product: Problem = registry.get(Family, family).problem(
-        Problem(1, 512, k, *matrices(dtype, dtype, "bf16", layout="TN")), scales
-    )
-    return product
+    return product(family, 1, 512, k, dtype, scales)
 
 
 CASES = {

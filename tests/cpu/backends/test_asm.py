@@ -11,6 +11,7 @@ import pytest
 from tests.support import emulated
 from tests.support.aiter_wheel import gemm_manifests
 from tests.support.nouns import Artifact, Buffer, Capsys, CompileJob, Config, Launch, Patch, Target, registry
+from tests.support.products import product
 from tests.support.refusals import refuses
 from tests.support.tables import cases, each
 from tritongemm.backends.asm import backend as asm
@@ -21,7 +22,7 @@ from tritongemm.core.problem import Operand, Problem, matrices
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.binaries.code_object import KernelInfo
 from tritongemm.hip_ext.compilers import toolchain
-from tritongemm.plugins.contracts import BuildInputs, Family, KernelBackend
+from tritongemm.plugins.contracts import BuildInputs, KernelBackend
 from tritongemm.search_spaces import loader as target_files
 
 ASM, TRITON = registry.get(KernelBackend, "asm"), registry.get(KernelBackend, "triton")
@@ -83,9 +84,7 @@ def test_blocks_of_fp32_without_bias_and_with_scales() -> None:
     block = kernel_launch(built(Config(PLAIN, 32, 64, 64, backend="asm"), "bf16", 336), problem, GFX942).pack({"c": 1})
     assert numbers(block)[6] == 64 * 4
     assert numbers(block)[17:21] == [1, 0, 0, 0]  # one split, fp32, no bias
-    problem = registry.get(Family, "a8w8").problem(
-        Problem(40, 256, 384, *matrices("int8", c="bf16", layout="TN", order="shuffled_16x16"))
-    )
+    problem = product("a8w8", 40, 256, 384, "int8", order="shuffled_16x16")
     launch = kernel_launch(built(Config("k", 32, 128, 64, 1, 3, backend="asm"), "i8", 208), problem, GFX942)
     assert numbers(launch.pack({"c": 1, "a": 2, "b": 3, "scale_a": 4, "scale_b": 5, "semaphore": 6})) == [
         1, 2, 3, 4, 5, 6, 40, 256, 384, 384, 384, 512, 3
@@ -101,9 +100,7 @@ def test_blocks_of_fp32_without_bias_and_with_scales() -> None:
 
 
 def scaled_problem(family: str, dtype: str, k: int = 1024) -> Problem:
-    return registry.get(Family, family).problem(
-        Problem(100, 512, k, *matrices(dtype, c="bf16", layout="TN", order="shuffled_16x16"))
-    )
+    return product(family, 100, 512, k, dtype, order="shuffled_16x16")
 
 
 SCALED_KERNELS = [

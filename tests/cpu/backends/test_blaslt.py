@@ -14,6 +14,7 @@ import torch
 
 from tests.support.fakes.blaslt_library import NEEDS_COMPILER, NO_CAPTURE
 from tests.support.nouns import Backend, Config, Family, Operands, Patch, Problem, Record, Support, matrices, registry
+from tests.support.products import product
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import served_algorithm
 from tritongemm.core.errors import DriverError, UnavailableError
@@ -267,9 +268,7 @@ def test_scales_reach_the_library_also_for_each_row_and_column(library: blaslt_l
 
 def test_each_of_the_librarys_operands_has_its_own_scale(library: blaslt_library.Library, monkeypatch: Patch) -> None:
     encoding = "fp8e4m3fnuz" if library.table.vendor == "amd" else "fp8e4m3fn"
-    problem = registry.get(Family, "a8w8").problem(
-        Problem(5, 7, 3, *matrices(encoding, c="bf16", layout="TN"), bias="n")
-    )
+    problem = product("a8w8", 5, 7, 3, encoding, bias="n")
     asked = list[Matmul]()
 
     def without_algorithms(library: blaslt_library.Library, matmul: Matmul, *rest: int) -> SimpleNamespace:

@@ -7,7 +7,8 @@ import torch
 
 from tests.support import scaled_operands
 from tests.support.fakes.blaslt_library import NEEDS_COMPILER, NO_CAPTURE
-from tests.support.nouns import Backend, Family, Problem, Record, Scaling, Support, loader, matrices, registry
+from tests.support.nouns import Backend, Record, Scaling, Support, loader, registry
+from tests.support.products import product
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import scale_modes, served_algorithm
@@ -86,9 +87,7 @@ def test_factors_that_would_be_copied_and_shuffled_ones_of_fp4(library: Library)
         record = Record(problem, "sm90", config, "blaslt", 1e-6, 0.0, "events")
         refused = served_algorithm.load_tuned(record, 0, NO_CAPTURE)
         assert isinstance(refused, Support) and said in refused.reason
-    fp4 = registry.get(Family, "a4w4_blockscale").problem(
-        Problem(64, 96, 256, *matrices("fp4e2m1", c="bf16", layout="TN"))
-    )
+    fp4 = product("a4w4_blockscale", 64, 96, 256, "fp4e2m1")
     assert scale_modes.modes(fp4) == ("blk32_ue8m0_swizzled",) * 2
     assert scale_modes.supports(fp4, GFX950, "amd", lambda: 0) and scale_modes.reads_as_they_are(fp4)
     assert not scale_modes.supports(fp4, SM100, "nvidia", lambda: 130100)

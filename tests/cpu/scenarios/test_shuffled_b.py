@@ -7,8 +7,9 @@ import torch
 
 from tests.support import ROOT, emulated, forked
 from tests.support.interpreted import Interpreted
-from tests.support.nouns import Config, Problem, Target, apart, cases, each, fails, heavy, matrices, registry
+from tests.support.nouns import Config, Problem, Target, apart, cases, each, fails, heavy, registry
 from tests.support.nouns import loader as target_files
+from tests.support.products import product
 from tritongemm.codegen import modules, render
 from tritongemm.plugins.contracts import Family, KernelBackend, WeightLayout
 
@@ -39,10 +40,7 @@ triton = registry.get(KernelBackend, "triton")
 def problem(dtype: str, scales: str = "", m: int = 17, n: int = 144, k: int = 352, **more: Any) -> Problem:
     family = "dense" if not scales else "a8w8" if scales in ("tensor", "row") else "a8w8_blockscale"
     family = "a4w4_blockscale" if dtype == FP4 else family
-    made: Problem = registry.get(Family, family).problem(
-        Problem(m, n, k, *matrices(dtype, c=more.pop("dtype_c", "bf16"), layout="TN", order=ORDER), **more), scales
-    )
-    return made
+    return product(family, m, n, k, f"{dtype} {dtype} {more.pop('dtype_c', 'bf16')}", scales, order=ORDER, **more)
 
 
 def small(dtype: str, scales: str = "", **more: Any) -> Problem:

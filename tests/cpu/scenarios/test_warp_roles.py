@@ -9,7 +9,8 @@ import pytest
 import triton
 
 from tests.support.module_cases import CASES
-from tests.support.nouns import Artifact, Config, Family, KernelBackend, Launch, Problem, cases, matrices, registry
+from tests.support.nouns import Artifact, Config, KernelBackend, Launch, Problem, cases, matrices, registry
+from tests.support.products import product
 from tests.support.tables import apart, heavy
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
@@ -241,9 +242,7 @@ def test_scales_of_fp8_compile_without_spills_in_loops(
 ) -> None:
     """Complete tiles, splits, and columns of two powers of two, whose factors are beside them."""
     fp8 = "fp8e4m3fn"
-    problem = registry.get(Family, family).problem(
-        Problem(1000, 768, 1024, *matrices(fp8, c="bf16", layout="TN"), bias="n"), scales
-    )
+    problem = product(family, 1000, 768, 1024, fp8, scales, bias="n")
     triton = registry.get(KernelBackend, "triton")
     assert all(triton.check(c, problem, SM90) for c in configs)
     built = compiled(problem, configs, session_cache)
@@ -262,9 +261,7 @@ def test_groups_with_tiles_of_their_own_compile_alone_or_in_pairs(session_cache:
     (built,) = compiled(problem, (config,), session_cache)
     assert (built.status, built.spills) == ("ok", 0)
     shared = replace(alone, options=(("alternate", 1), ("share", 1)))
-    long = registry.get(Family, "a8w8").problem(
-        Problem(4096, 4096, 16384, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
-    )
+    long = product("a8w8", 4096, 4096, 16384, "fp8e4m3fn")
     for config, of in ((shared, problem), (replace(alone, split_k=2), problem), (replace(alone, block_k=128), long)):
         assert "alternate must have 8 warps" in triton.check(config, of, SM90).reason
 

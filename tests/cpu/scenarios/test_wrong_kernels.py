@@ -12,17 +12,16 @@ import pytest
 
 from tests.support.kernel_cases import GFX942, PLAIN, SM90, SPLIT
 from tests.support.nouns import Artifact, Config, Groups, Patch, Problem, Target, Trial, apart, matrices, registry
+from tests.support.products import product
 from tritongemm.codegen import modules
 from tritongemm.measure.interpreting import InterpreterJob
 from tritongemm.measure.offline_evaluator import OfflineEvaluator
-from tritongemm.plugins.contracts import Family, SearchedBackend
+from tritongemm.plugins.contracts import SearchedBackend
 from tritongemm.system.child_process import WorkerProcess
 
 NARROW = Problem(150, 150, 350, *matrices(), bias="n")
 EVEN = Problem(144, 144, 320, *matrices())
-BLOCKS = registry.get(Family, "a8w8_blockscale").problem(
-    Problem(40, 1000, 1024, *matrices("fp8e4m3fnuz", c="bf16", layout="TN"))
-)
+BLOCKS = product("a8w8_blockscale", 40, 1000, 1024, "fp8e4m3fnuz")
 GROUPS, GROUPED = Problem(90, 48, 64, *matrices(), groups=Groups(4)), Config("grouped", 16, 16, 32)
 BLOCK_TILE = Config("tile", 16, 32, 64)
 FOUR_SPLITS = Config("tile", 16, 16, 16, split_k=4)  # of 10 blocks

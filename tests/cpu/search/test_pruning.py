@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nouns import Family, Groups, Patch, Problem, cases, each, matrices, registry, space
+from tests.support.nouns import Groups, Patch, Problem, cases, each, matrices, space
 from tests.support.nouns import loader as target_files
+from tests.support.products import product
 from tritongemm.codegen.template_facts import search_facts
 from tritongemm.core import target
 from tritongemm.core.config import AXES, Config
@@ -160,9 +161,7 @@ def test_an_early_start_wants_compute_units_that_are_busy() -> None:
 
 
 def test_small_tiles_in_parts_rows_of_128_bytes_and_blocks_of_256() -> None:
-    problem = registry.get(Family, "a8w8_blockscale").problem(
-        Problem(256, 2112, 7168, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
-    )
+    problem = product("a8w8_blockscale", 256, 2112, 7168, "fp8e4m3fn")
 
     def found(m: int, n: int) -> bool:
         config = Config("ws_tma", m, n, 128, num_warps=m // 16, num_stages=4)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support import libraries, raising, stored_calls
 from tests.support.linear_layers import stand_in_device
-from tests.support.nouns import Capsys, Config, Family, Machine, Patch, Problem, loader, matrices, refuses, registry
+from tests.support.nouns import Capsys, Config, Machine, Patch, loader, refuses
+from tests.support.products import product
 from tests.support.tables import apart
 from tritongemm.build import expert_kernels, few_expert_kernels, helpers
 from tritongemm.build.cache import ArtifactCache
@@ -84,9 +85,7 @@ def test_facts_come_from_a_library_or_are_asked_for_by_name(library: Path, monke
 
 
 def test_what_no_library_can_hold_is_reported(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
-    blocks = registry.get(Family, "a8w8_blockscale").problem(
-        Problem(16, 256, 512, *matrices("fp8e4m3fn", c="bf16", layout="TN"))
-    )
+    blocks = product("a8w8_blockscale", 16, 256, 512, "fp8e4m3fn")
     package = Config("gemm", 0, 0, 0, options=(("overlap", 1),), backend="deepgemm")
     monkeypatch.setattr(helpers, "compile_helpers", raising(UnavailableError("no compiler here")))
     built = building.build([replace(libraries.tuned(blocks, winner="deepgemm"), config=package)], HERE)

@@ -122,8 +122,8 @@ def _alternate(
     """Start the server without and with the table in turn, each time alone on the machine, and measure it."""
     port = _port(args.port, server)
     shell.report(
-        f"A: {' '.join(server)}; B: the same with {args.table}. Each is started {args.rounds} times, in turn; the "
-        "first start often takes two minutes, a later one a minute, and the requests of each another."
+        f"A: {' '.join(server)}; B: the same with {args.table}. Starts of each, in turn: {args.rounds}; the "
+        "first often takes two minutes, a later one a minute, and the requests of each another."
     )
     logs.mkdir(parents=True, exist_ok=True)
     named = args.table.split(os.pathsep)
@@ -226,7 +226,8 @@ def _cells(load: ComparedLoad, place: int) -> list[str]:
     return [
         "" if place else load.name, QUANTITIES[one.name], format(median(one.without), form),
         format(median(one.served), form), "-" if one.noise is None else f"{one.noise:.1%}", f"{ratio:.3f}",
-        f"{least:.3f} to {most:.3f}", "" if one.is_sure else "within noise",
+        f"{least:.3f} to {most:.3f}",
+        "" if one.is_sure else "one start each" if one.noise is None else "within noise",
         f"{load.predicted:.3f}" if load.predicted and not place else "",
     ]  # fmt: skip
 

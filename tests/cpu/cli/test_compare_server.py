@@ -17,7 +17,7 @@ from tests.support.nouns import Capsys, Patch, apart, each, refuses
 from tests.support.reports import problem, result, write_results
 from tritongemm.cli import compare_server, shell
 from tritongemm.core.trial import PREDICTED
-from tritongemm.results.server_comparison import Quantity, compare_answers, read_comparison
+from tritongemm.results.server_comparison import ComparedLoad, Quantity, compare_answers, read_comparison
 
 QUICK = ("--batches", "2", "--prefill", "0", "--answer", "8", "--prompt", "4", "--passes", "1", "--start-limit", "30")
 
@@ -148,7 +148,9 @@ def test_gains_noise_and_agreement() -> None:
         "each pair gains, but starts with the table differ"
     )
     assert rate.noise == pytest.approx(10 / 105) and not rate.is_sure and rate.gain.least < 1 < rate.gain.most
-    assert Quantity("step_ms", [2.0], [1.0]).noise is None and not Quantity("step_ms", [2.0], [1.0]).is_sure
+    once = Quantity("step_ms", [2.0], [1.0])
+    assert once.noise is None and not once.is_sure
+    assert compare_server._cells(ComparedLoad("batch 1", 1, (once,), None), 0)[-2] == "one start each"
     differing = (["a", "b", "c"], [-1.0, -1.5, -2.0]), (["a", "x", "c"], [-1.25, -9.0, -9.0])
     found = compare_answers([differing, ((["a"], []), (["a"], []))])
     assert (found.answers, found.equal, found.share, found.logprob) == (2, 1, 0.5, 0.25)

@@ -33,12 +33,12 @@ def draw(comparison: ServerComparison) -> Figure:
     )  # fmt: skip
     axes = {"xaxis": axis("times faster with the table"), "yaxis": names_axis(autorange="reversed")}
     layout = {"barmode": "group", **axes}
-    noise = max((one.noise or 0.0) for load in loads for one in load.quantities if one.name == "step_ms")
+    noises = [one.noise or 0.0 for load in loads for one in load.quantities if one.name == "step_ms"]
     starts = max(len(one.without) for load in loads for one in load.quantities)
+    apart = f"Step times of starts without the table are up to {max(noises):.1%} apart. " if starts > 1 else ""
     caption = (
-        f"{comparison.model} in its server without and with {comparison.table}, {starts} starts each in turn. A bar is "
-        "the median of all pairs of starts, its whisker goes from the least to the most of them. Step times of starts "
-        f"without the table are up to {noise:.1%} apart. "
+        f"{comparison.model} in its server without and with {comparison.table}; starts of each, in turn: {starts}. A "
+        f"bar is the median of all pairs of starts, its whisker goes from the least to the most of them. {apart}"
     )
     caption += "".join(f"Greedy tokens, {name}: {agreement}. " for name, agreement in comparison.agreement.items())
     caption += f"Served: {'; '.join(comparison.served) or 'the log does not say'}."

@@ -74,9 +74,8 @@ def make_hook() -> Hook:
     operation = define_linear("sglang_linear", calls)
 
     def read(own: Any, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
-        if not _serves_now(plain(layer.weight)):
-            return None
-        return process.find_linear(calls, operation, x, layer.weight, bias)
+        weight = plain(layer.weight)
+        return process.find_linear(calls, operation, x, weight, bias) if _serves_now(weight) else None
 
     return process.make_hook("SGLang", "plain linear layer", read)
 
@@ -86,9 +85,10 @@ def make_hook_of_addend() -> Hook:
     calls = TunedCalls(default_dispatcher(), torch_linear)
 
     def read(own: Any, method: Any, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None) -> Any:
-        if torch.compiler.is_compiling() or not _serves_now(plain(layer.weight)):
+        weight = plain(layer.weight)
+        if torch.compiler.is_compiling() or not _serves_now(weight):
             return None
-        compute = process.find_linear(calls, None, x, layer.weight, bias)
+        compute = process.find_linear(calls, None, x, weight, bias)
         return None if compute is None else lambda: compute().add_(addend)
 
     return process.make_hook("SGLang", "plain linear layer with an addend", read)

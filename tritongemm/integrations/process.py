@@ -14,6 +14,8 @@ from torch import Tensor
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.scaling import SCALED_BLOCK
+from tritongemm.serving import server_calls
+from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
 from tritongemm.system import settings
@@ -143,6 +145,47 @@ def make_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | 
         return own() if compute is None else compute()
 
     return hook
+
+
+_UNCOUNTED: Final = server_calls.product_or  # a capture puts a function that counts in its place
+
+
+def make_layer_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | None]) -> Callable[..., Any]:
+    """Return the same for a method of layers: ``hook(function, method, layer, x, …)``.
+
+    Calls that the server was found to compute itself are not looked at again until rows are added: an eager prefill has
+    hundreds, and a look costs several microseconds. A call is looked at again while gradients are wanted, graphs are
+    captured or calls are counted.
+    """
+    hook = make_hook(server, served, read)
+
+    @wraps(read)
+    def ask_once(original: Callable[..., Any], method: Any, layer: Any, x: Tensor, *more: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or not isinstance(layer, torch.nn.Module):
+            return hook(original, method, layer, x, *more, **named)
+        declined = default_dispatcher().calls.declined.get(layer, ())
+        key = x.shape, x.dtype, x.is_contiguous()
+        if key in declined and server_calls.product_or is _UNCOUNTED:
+            return original(method, layer, x, *more, **named)
+        computed: list[Any] = []
+
+        def compute(*given: Any, **rest: Any) -> Any:
+            computed[:] = [original(*given, **rest)]
+            return computed[0]
+
+        result = hook(compute, method, layer, x, *more, **named)
+        if computed and result is computed[0] and not _may_change(x):
+            keep(default_dispatcher().calls.declined.setdefault(layer, {}), key, None)
+        return result
+
+    return ask_once
+
+
+def _may_change(x: Tensor) -> bool:
+    """Return whether a call is served or not for other reasons than its sizes and the rows."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled() or torch._C._len_torch_dispatch_stack():
+        return True
+    return server_calls.product_or is not _UNCOUNTED or not x.is_cuda or torch.cuda.is_current_stream_capturing()
 
 
 def replace(server: str, served: str, places: Mapping[Any, str], read: Callable[..., Callable[[], Any] | None]) -> None:

@@ -77,7 +77,7 @@ def make_hook() -> Hook:
         weight = plain(layer.weight)
         return process.find_linear(calls, operation, x, weight, bias) if _serves_now(weight) else None
 
-    return process.make_hook("SGLang", "plain linear layer", read)
+    return process.make_layer_hook("SGLang", "plain linear layer", read)
 
 
 def make_hook_of_addend() -> Hook:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tritongemm.integrations.process import LOG, attribute, plain, serves_blocks, serves_scaled
+from tritongemm.integrations.process import LOG, attribute, make_layer_hook, plain, serves_blocks, serves_scaled
 from tritongemm.integrations.process import make_hook as make_server_hook
 from tritongemm.serving import server_calls
 from tritongemm.serving.dispatcher import default_dispatcher
@@ -38,7 +38,7 @@ def make_hook() -> Hook:
             return None
         return _product(own, _of_blocks(layer, layer.weight_scale_inv, x, bias))
 
-    return make_server_hook("SGLang", "fp8 layer", read)
+    return make_layer_hook("SGLang", "fp8 layer", read)
 
 
 def make_hook_of_scheme() -> Hook:
@@ -49,7 +49,7 @@ def make_hook_of_scheme() -> Hook:
             return None
         return _product(own, _of_blocks(layer, layer.weight_scale, x, bias))
 
-    return make_server_hook("SGLang", "fp8 layer in blocks of compressed-tensors", read)
+    return make_layer_hook("SGLang", "fp8 layer in blocks of compressed-tensors", read)
 
 
 def make_hook_of_rows() -> Hook:

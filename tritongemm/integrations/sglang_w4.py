@@ -14,8 +14,7 @@ from torch import Tensor
 
 from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.integrations import int4_layers
-from tritongemm.integrations.process import attribute, guarded, plain
-from tritongemm.integrations.process import make_hook as make_server_hook
+from tritongemm.integrations.process import attribute, guarded, make_layer_hook, plain
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_compressed_tensors
 from tritongemm.serving import server_calls
 
@@ -56,7 +55,7 @@ def _make_hook() -> Callable[..., Tensor]:
         operands = int4_layers.operands(layer, x, bias)
         return None if operands is None else partial(server_calls.four_bits_or, operands, own)
 
-    return make_server_hook("SGLang", SERVED, read)
+    return make_layer_hook("SGLang", SERVED, read)
 
 
 def _convert(scheme: Any, layer: Any) -> PackedWeight | str:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -94,3 +95,5 @@ class CallTable(threading.local):
     def __init__(self) -> None:
         self.table: dict[CallKey, ReadyCall] = {}
         self.compiled: dict[bytes, Any] = {}  # by what compiled code compares
+        # By a server's layers, the activations for which it was found that the server computes itself.
+        self.declined: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()

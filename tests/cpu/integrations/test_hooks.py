@@ -13,6 +13,9 @@ import torch
 from tests.support.fakes import servers
 from tests.support.nouns import Caplog, Patch
 from tritongemm.integrations import process, sglang, sglang_w4, vllm
+from tritongemm.serving import server_calls
+from tritongemm.serving.calls import CallTable
+from tritongemm.serving.dispatcher import Dispatcher
 
 ACTIVATIONS = ("x", "A", "mat_a", "hidden_states")
 
@@ -93,3 +96,29 @@ def test_a_layer_that_cannot_be_read_costs_sglang_no_other_one(monkeypatch: Patc
     registry.apply_hooks()
     assert len(owners) >= 9 + 2 * len(sglang_w4.SCHEMES)
     assert not [name for owner, name in owners if not costs_itself_alone(getattr(owner, name), caplog)]
+
+
+def test_what_the_server_computes_is_asked_once(unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    """A decline holds for the layer and its sizes, until rows are added, gradients are wanted or calls are counted."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    asked: list[int] = []
+
+    def read(own: Any, method: Any, layer: Any, x: torch.Tensor) -> Any:
+        asked.append(len(x))
+        return None if len(x) == 1 else (own if len(x) == 2 else lambda: -x)
+
+    hook, layer = process.make_layer_hook("server", "layer", read), torch.nn.Linear(2, 2)
+    for rows in (1, 2, 3, 1, 2, 3):
+        with torch.no_grad():
+            result = hook(lambda method, layer, x: x, None, layer, torch.full((rows, 2), 5.0))
+        assert (result == (-5.0 if rows == 3 else 5.0)).all()
+    assert asked == [1, 2, 3, 3]
+    hook(lambda method, layer, x: x, None, torch.nn.Linear(2, 2), torch.ones(1, 2))  # another layer, with gradients
+    unloaded.calls = CallTable()
+    for _ in range(2):
+        hook(lambda method, layer, x: x, None, layer, torch.ones(1, 2))
+    with torch.no_grad(), monkeypatch.context() as patch:
+        hook(lambda method, layer, x: x, None, layer, torch.ones(2, 2))
+        patch.setattr(server_calls, "product_or", lambda *given: None)
+        hook(lambda method, layer, x: x, None, layer, torch.ones(2, 2))
+    assert asked[4:] == [1, 1, 1, 2, 2]

@@ -97,9 +97,7 @@ def test_the_table_goes_down_and_has_every_package() -> None:
 
 def test_the_first_level_is_short() -> None:
     """What a plain `ls` lists; the entry point of `python -m tritongemm.tune` is in the package that tunes."""
-    names = {
-        path.name for path in HOME.iterdir() if path.is_file() or {p.name for p in path.iterdir()} - {"__pycache__"}
-    }
+    names = {at.name for at in HOME.iterdir() if at.is_file() or {p.name for p in at.iterdir()} - {"__pycache__"}}
     names -= {"__pycache__"}
     assert len(names) <= 24, sorted(names)
 

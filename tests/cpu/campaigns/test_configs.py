@@ -171,9 +171,7 @@ def test_what_can_t_be_computed_is_reported_with_its_share(measuring: Rig) -> No
     left = [row for row in rows(measuring.folder, "summary.csv") if row["baseline"] == "roofline"]
     assert {row["note"] for row in left} == {"its beta is 1; here it is 0", "it applies gelu"}
     assert all(not row["config"] and float(row["% of total"]) > 0 for row in left)
-    assert sum(float(row["% of total"]) for row in rows(measuring.folder, "summary.csv")) == pytest.approx(
-        100, abs=0.01
-    )
+    assert sum(float(r["% of total"]) for r in rows(measuring.folder, "summary.csv")) == pytest.approx(100, abs=0.01)
 
 
 def test_what_the_table_says_of_many_rows_and_without_a_gpu(rig: Rig) -> None:

@@ -40,9 +40,7 @@ def indices(path: Path) -> dict[int, int]:
 @pytest.fixture
 def sources(tmp_path: Path) -> tuple[Path, Path]:
     """Of 16 both have one kernel, of 32 mine is faster, of 48 theirs is, and 64 is theirs alone."""
-    mine = write(
-        tmp_path / "mine.yaml", stored(PROBLEMS[1], 1, 5), stored(PROBLEMS[0], 1, 5), stored(PROBLEMS[2], 1, 5)
-    )
+    mine = write(tmp_path / "mine.yaml", *(stored(PROBLEMS[number], 1, 5) for number in (1, 0, 2)))
     also = [stored(PROBLEMS[0], 1, 4), stored(PROBLEMS[1], 2, 6), stored(PROBLEMS[2], 2, 4), stored(PROBLEMS[3], 2, 4)]
     return mine, write(tmp_path / "theirs.yaml", *also)
 
@@ -85,9 +83,7 @@ def raced(tmp_path: Path) -> Callable[..., list[Record | Support]]:
 
 def test_who_disagrees_races_again(sources: tuple[Path, Path], tmp_path: Path, raced: Any) -> None:
     """On this machine algorithm 2 is the faster, whatever was recorded; one product does not fit here."""
-    gpu = FakeEvaluator(
-        seconds=lambda config: (9 - config.option("index")) * 1e-6, fits=lambda problem: problem.m != 48
-    )
+    gpu = FakeEvaluator(seconds=lambda one: (9 - one.option("index")) * 1e-6, fits=lambda problem: problem.m != 48)
     asked = list[Conflict]()
 
     def remeasure(conflicts: Sequence[Conflict]) -> Sequence[Record | Support]:

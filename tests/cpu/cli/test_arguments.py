@@ -18,9 +18,7 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
 
 
 def test_ranges_sizes_and_files_that_can_not_be_read(tmp_path: Path, capsys: Capsys) -> None:
-    args = options.parse(
-        ["-m", "1", "-n", "2147483647", "-k", "+7", "--rotating_tensor", "-1", "--timeout", "31536000"]
-    )
+    args = options.parse(["-m", "1", "-n", "2147483647", "-k", "+7", "--rotating_tensor=-1", "--timeout", "31536000"])
     assert (args.m, args.n, args.k, args.rotating_tensor, args.timeout) == (1, 2**31 - 1, 7, -1, 31536000.0)
     assert options.parse([*SIZE, "--budget", "1.5e2s"]).budget == (0, 150.0)
     assert options.parse([*SIZE, "--errRatio", ".5", "--min_gain", "0"]).err_ratio == 0.5

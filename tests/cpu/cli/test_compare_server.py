@@ -144,9 +144,7 @@ def test_where_a_server_answers(named: int | None, command: str, port: int, /) -
 def test_gains_noise_and_agreement() -> None:
     step, rate = Quantity("step_ms", [2.0, 2.02], [1.9, 1.91]), Quantity("tokens_per_s", [100.0, 110.0], [105.0, 112.0])
     assert step.gain == pytest.approx((1.0552, 2.0 / 1.91, 2.02 / 1.9), abs=1e-3) and step.is_sure
-    assert not Quantity("step_ms", step.without, [1.9, 1.96]).is_sure, (
-        "each pair gains, but starts with the table differ"
-    )
+    assert not Quantity("step_ms", step.without, [1.9, 1.96]).is_sure, "each pair gains, but starts differ"
     assert rate.noise == pytest.approx(10 / 105) and not rate.is_sure and rate.gain.least < 1 < rate.gain.most
     once = Quantity("step_ms", [2.0], [1.0])
     assert once.noise is None and not once.is_sure

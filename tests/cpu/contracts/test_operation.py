@@ -31,9 +31,7 @@ def test_every_operation_has_a_case_and_what_is_no_call_is_refused() -> None:
 @every_call
 def test_operands_are_those_of_the_schema(call: Call) -> None:
     operation, given = contract.bind(call.name, call.given, call.named)
-    listed = [
-        one.split("=")[0].split()[-1] for one in operation.schema.partition("(")[2].rpartition(")")[0].split(", ")
-    ]
+    listed = [x.split("=")[0].split()[-1] for x in operation.schema.partition("(")[2].rpartition(")")[0].split(", ")]
     assert list(given._fields)[: len(listed)] == listed and set(given._fields[len(listed) :]) <= {
         *given._field_defaults
     }

@@ -35,9 +35,7 @@ def test_unpacking_undoes_packing(layout: WeightLayout, problem: Problem) -> Non
         assert (stored.shape, stored.dtype, stored.stride()) == (b.shape, b.dtype, b.stride())
         assert torch.equal(layout.unpack(stored).double(), b.double())
         assert not torch.equal(stored.double(), b.double()), "an order of its own"
-        values = [
-            (t.to(torch.uint8) & 15, t.to(torch.uint8) >> 4) if packed > 1 else (t.double(),) for t in (stored, b)
-        ]
+        values = [(t.byte() & 15, t.byte() >> 4) if packed > 1 else (t.double(),) for t in (stored, b)]
         assert torch.equal(*(torch.cat([part.flatten() for part in parts]).sort().values for parts in values))
 
 

@@ -126,9 +126,7 @@ def test_arguments_of_a_runtime_and_room_for_stream_k_are_in_the_plan(tmp_path: 
 def test_best_config_and_all(tmp_path: Path) -> None:
     (best,) = write(tmp_path / "one", size=(4, 16, 256))
     several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
-    assert len(several) > 1 and len(write(tmp_path / "two", size=(4, 16, 256))) == 1, (
-        "no plan of an earlier run is left"
-    )
+    assert len(several) > 1 and len(write(tmp_path / "two", size=(4, 16, 256))) == 1, "none of an earlier run is left"
     several = write(tmp_path / "two", "--all", "1", size=(4, 16, 256))
     names = [json.loads(p.read_text())["kernel"] for p in several]
     assert names[0] == json.loads(best.read_text())["kernel"]

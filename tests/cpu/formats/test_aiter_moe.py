@@ -42,9 +42,7 @@ def test_a_layer_is_two_products_of_groups_for_experts_that_there_are() -> None:
     with pytest.raises(InputError, match=r"\(line 4\) topk is 257, of 256 experts"):
         read(UNTUNED.replace("16,7168,256,256,8,", "16,7168,256,256,257,"))
     found = read(f"{KEYS}\n{BLOCKS.replace('per_1x128', 'per_Tensor')}\n")
-    assert [(row.problem.family, row.problem.scales, row.problem.group_count) for row in found] == [
-        ("a8w8", "", 256)
-    ] * 2
+    assert [(p.family, p.scales, p.group_count) for p in (row.problem for row in found)] == [("a8w8", "", 256)] * 2
 
 
 @cases(

@@ -145,9 +145,7 @@ def timer() -> ExternalTimer:
 
 def run(problem: Problem = SIZE, configs: list[Config] = CONFIGS, baseline: str = "torch") -> dict[str, list[float]]:
     target = load_target("gfx942")
-    job = ExternalRaceJob(
-        problem, target, tuple(configs), baseline, 0, rotating_mb=64, warmup=2, iters=3, timeout_s=30.0
-    )
+    job = ExternalRaceJob(problem, target, tuple(configs), baseline, 0, rotating_mb=64, warmup=2, iters=3, timeout_s=30)
     return timer().race(job)
 
 

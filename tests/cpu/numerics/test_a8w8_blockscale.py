@@ -119,7 +119,5 @@ def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) 
             Problem(17, 144, 300, *matrices(fp8, c="bf16"), bias="n"), scales
         )
     else:
-        problem = of(
-            scales, **{"dtype_a": fp8, "dtype_b": fp8} | FORMS[scales] | {"m": 17, "k": 300, "dtype_c": "bf16"}
-        )
+        problem = of(scales, **{"dtype_a": fp8, "dtype_b": fp8, **FORMS[scales], "m": 17, "k": 300, "dtype_c": "bf16"})
     emulated.run_configs(tmp_path, problem, EMULATED, target)

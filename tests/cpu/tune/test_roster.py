@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import SUPPORTED, Capsys, Config, Defaults, Patch, Target, Trial, refuses, registry, sizes
+from tests.support.nouns import SUPPORTED, Capsys, Config, Defaults, Patch, Target, Trial, load_target, registry, sizes
 from tests.support.racing import CODE, SIZE, TOY, Drop, race
+from tests.support.refusals import refuses
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import tune
@@ -125,7 +126,7 @@ def test_without_triton_its_space_is_not_searched(drop: Drop, tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kernel of ours as an assembly kernel, in a manifest whose other rows are wrong in one way each."""
-    facts, folder = target_files.load_target("gfx942"), tmp_path_factory.mktemp("asm")
+    facts, folder = load_target("gfx942"), tmp_path_factory.mktemp("asm")
     config = Config.parse("tile__bm16__bn16__bk32__gm1__sk1__w1__s2__kpack1__matrix_instr_nonkdim16__waves_per_eu0")
     triton_backend = registry.get(KernelBackend, "triton")
     built, code, name = triton_backend.compile(triton_backend.compile_job(config, SIZE, facts))
@@ -157,18 +158,14 @@ def test_bad_manifest_rows_cost_themselves(manifest: Path, tmp_path: Path, monke
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     argv = ["--gemm_size_file", str(tmp_path / "out.yaml"), "--compare_wo_tuning", "--num_threads", "1"]
     assert tune.main(argv) == 1 and "only a GPU can check a kernel of asm" in capsys.readouterr().out
-    found = prepare.prepare_launches(
-        [record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder())
-    )
+    found = prepare.prepare_launches([record], load_target("gfx942"), ArtifactCache(settings.cache_folder()))
     launch = found[SIZE]
     assert not isinstance(launch, str) and launch.symbol == record.config.template
     assert Path(launch.path).read_bytes() == (manifest.parent / "kernel.hsaco").read_bytes()
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", "")
     assert tune.main(argv) == 1
     assert "--manifest names them" in " ".join(capsys.readouterr().out.split()), "no manifest holds this kernel"
-    found = prepare.prepare_launches(
-        [record], target_files.load_target("gfx942"), ArtifactCache(settings.cache_folder())
-    )
+    found = prepare.prepare_launches([record], load_target("gfx942"), ArtifactCache(settings.cache_folder()))
     assert "no manifest holds this kernel" in str(found[SIZE])
 
 
@@ -190,7 +187,7 @@ def without_dot_scaled(target: Target) -> Target:
 def test_other_backends_that_could_compute_a_problem(monkeypatch: Patch) -> None:
     """Each backend that was not tried says how to have it race, and what it lacks here."""
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
-    gfx950 = without_dot_scaled(target_files.load_target("gfx950"))
+    gfx950 = without_dot_scaled(load_target("gfx950"))
     plain = Problem(64, 64, 512, *matrices("fp4e2m1", c="bf16", layout="TN"))
     fp4 = registry.get(Family, "a4w4_blockscale").problem(plain)
     hints = ", ".join(roster.suggest_backends(fp4, gfx950, ("triton",)))
@@ -203,7 +200,7 @@ def test_other_backends_that_could_compute_a_problem(monkeypatch: Patch) -> None
 
 def test_a_family_without_kernels_says_what_brings_some(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
-    load = target_files.load_target
+    load = load_target
     monkeypatch.setattr(target_files, "load_target", lambda *a, **facts: without_dot_scaled(load(*a, **facts)))
     monkeypatch.delenv("TRITONGEMM_ASM_MANIFESTS", raising=False)
     size = ["-m", "64", "-n", "64", "-k", "512", "-dtype_a", "fp4e2m1", "-dtype_b", "fp4e2m1", "-col_b"]

@@ -44,9 +44,7 @@ def batches_of(search: Search) -> list[list[Config]]:
     batches = [next(search)]
     try:
         while True:
-            batches.append(
-                search.send([Trial(c, "ok", samples=(seconds_of(c),), timer="sundial") for c in batches[-1]])
-            )
+            batches.append(search.send([Trial(c, "ok", "", (seconds_of(c),), "sundial") for c in batches[-1]]))
     except StopIteration:
         return batches
 

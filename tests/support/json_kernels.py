@@ -20,12 +20,7 @@ _PACKED = {"i32": "i", "i64": "q"}
 
 
 class Interpreted:
-    """Stands in for a kernel on the GPU: reads its parameters, and computes on the CPU.
-
-    Args:
-        code: the code object.
-        launched: names of the kernels that were launched.
-    """
+    """Stands in for a kernel on the GPU: reads its parameters, and computes on the CPU."""
 
     attributes: dict[str, int] = {}  # noqa: RUF012
 

@@ -49,14 +49,7 @@ def dequantised(q: Tensor, powers: Tensor, layout: str, k: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Arguments of a call; the weights have outliers along K, so that a misplaced power is no small error.
-
-    Attributes:
-        x, weights, ids: tokens, and the experts that they go to.
-        w, scales: quantised weights of both products, and their powers of two.
-        dtype: of the weights.
-        layout: of the powers.
-    """
+    """Arguments of a call; the weights have outliers along K, so that a misplaced power is no small error."""
 
     x: Tensor
     weights: Tensor

@@ -20,15 +20,7 @@ SHUFFLED, SHUFFLED_SCALES, SCALE_ROWS = "shuffled_16x16", "e8m0_32x8", 32
 
 @dataclass(frozen=True)
 class Rows:
-    """Random operands for a number of rows; those of one kind and shape are one tensor, whatever the number of rows.
-
-    Attributes:
-        m: rows of A.
-        device: of the operands.
-        fp8: the type of eight bits that is multiplied there.
-        wide: the type of the other numbers.
-        made: the operands that there are.
-    """
+    """Random operands for a number of rows; those of one kind and shape are one tensor, whatever the number of rows."""
 
     m: int
     device: str = "cpu"
@@ -91,13 +83,7 @@ class Rows:
 
 
 class Call:
-    """A function and its arguments; called with tensors, it has them in place of those among its arguments.
-
-    Attributes:
-        function: what is called.
-        given, named: its arguments.
-        tensors: those among them.
-    """
+    """A function and its arguments; called with tensors, it has them in place of those among its arguments."""
 
     def __init__(self, function: Callable[..., Any], *given: Any, **named: Any) -> None:
         self.function, self.given, self.named = function, given, named

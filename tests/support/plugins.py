@@ -20,14 +20,7 @@ _SITE = "import importlib\nimportlib.import_module({package!r}).__path__.append(
 
 @contextmanager
 def dropped(kind: type[Plugin], file: Path | str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A plug-in's file, found beside those of its kind for as long as the context lasts; its name.
-
-    Args:
-        kind: the contract that names the kind.
-        file: the plug-in, or the name of a toy.
-        folder: a folder of the test's own.
-        patch: undone by the test.
-    """
+    """A plug-in's file, found beside those of its kind for as long as the context lasts; its name."""
     path = file if isinstance(file, Path) else TOYS / f"{file}.py"
     place = folder / kind.__name__
     place.mkdir()

@@ -27,13 +27,7 @@ K = 330  # no multiple of a block, nor of what a thread loads at once
 
 
 class Emulated:
-    """An emulated GPU that helper kernels run on, with memory operations that land as late as the code allows.
-
-    Args:
-        device: the emulator's.
-        target: the GPU's facts.
-        cache: compiled kernels.
-    """
+    """An emulated GPU that helper kernels run on, with memory operations that land as late as the code allows."""
 
     def __init__(self, device: Any, target: Target, cache: ArtifactCache) -> None:
         self._device, self.target, self._cache = device, target, cache

@@ -61,11 +61,7 @@ class HostFunction:
 
 
 def stand_in(patch: Any) -> "HostDriver":
-    """Have the CPU stand in for a machine's one GPU, an sm90 of 132 compute units; its driver.
-
-    Args:
-        patch: a `pytest.MonkeyPatch`.
-    """
+    """Have the CPU stand in for a machine's one GPU, an sm90 of 132 compute units; its driver."""
     from tests.support import linear_layers
     from tritongemm.serving import kernel_loading
 

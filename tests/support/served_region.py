@@ -15,12 +15,7 @@ from tests.support.nouns import Dispatcher, Patch, Problem, Record
 
 
 class ServedCalls:
-    """Stands in for kernels: each call that would be launched is kept.
-
-    Attributes:
-        shapes: of x and w of the calls.
-        otherwise: what each prepared kernel would give calls to that it can't take.
-    """
+    """Stands in for kernels: each call that would be launched is kept."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []

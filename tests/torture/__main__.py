@@ -35,7 +35,6 @@ _SHARE = 0.15  # of the time that goes to campaigns that only read files, which 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the campaigns; 1 if a try failed."""
     p = argparse.ArgumentParser(
         prog="scripts/torture", description="Try to break the commands, and count what came of it."
     )
@@ -85,7 +84,6 @@ def _going_on(most: int | None, seconds: float) -> Callable[[int], bool]:
 
 
 def _tried(campaign: Campaign, seed: int, folder: Path) -> Outcome:
-    """The outcome of one try, in a folder of its own."""
     place = Path(tempfile.mkdtemp(prefix="try-", dir=folder))
     try:
         return campaign.attempt(random.Random(seed), place)
@@ -94,7 +92,6 @@ def _tried(campaign: Campaign, seed: int, folder: Path) -> Outcome:
 
 
 def _outcome(campaign: Campaign, seed: int, folder: Path) -> Outcome | str:
-    """The outcome of one try, or what is wrong with it."""
     try:
         return _tried(campaign, seed, folder)
     except TortureFailure as failure:

@@ -39,7 +39,6 @@ class Campaign(ABC):
 
 
 def refused(error: TritonGemmError) -> Outcome:
-    """The outcome of an error that a user gets."""
     text = str(error)
     if not text.strip() or len(text) > _MOST_MESSAGE:
         raise TortureFailure(f"a message of {len(text)} characters: {text[:300]!r}") from error
@@ -122,13 +121,11 @@ def _results() -> Sequence[bytes]:
 
 
 def _sizes() -> Sequence[bytes]:
-    """Files of sizes and of tune_gemm's results."""
     own = b"# three\n- {M: 16, N: 16, K: 16}\n- {M: 8, N: 16, K: 16}\n- {M: 5, N: 16, K: 16, rowMajorA: T}\n"
     return [own, (DATA / "tune_gemm_results.yaml").read_bytes()]
 
 
 def _manifests() -> Sequence[bytes]:
-    """A manifest of two kernels."""
     head = "knl_name,co_name,tn,tileM,tileN,pf,bPreshuffle,splitK,subK,bias\n"
     symbol = "_ZN5aiter37bf16gemm_fp32bf16_tn_{}x64_pf3_splitkE"
     return [(head + "".join(f"{symbol.format(m)},kernel{m}.co,1,{m},64,3,0,1,128,1\n" for m in (32, 64))).encode()]
@@ -170,7 +167,6 @@ class HostileRows(Campaign):
         self._row: dict[str, Any] = yaml.safe_load(results_format().write([record(ONE)]))[0]
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Put one to three hostile values into a row and read it."""
         row = dict(self._row)
         keys = [*row, "batch", "groups", "order_b", "options", "NUM_SMS", "waves_per_eu", "library_us", "compute_units"]
         for _ in range(rng.randint(1, 3)):
@@ -196,7 +192,6 @@ class DamagedCaches(Campaign):
     _DIGEST = "ab" * 32
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Damage a file of an entry, ask for it, and store it again."""
         cache = ArtifactCache(folder / "cache")
         built = Artifact(CONFIG, self._DIGEST, symbol="kernel", registers=32, threads=256, launch={})
         kept = cache.put(built, self._CODE, "kernel.hsaco")

@@ -42,7 +42,6 @@ class Ended:
         return self
 
     def failure(self, what: str) -> TortureFailure:
-        """What to raise where this command did wrong."""
         shown = [word if len(word) < 300 else f"{word[:100]}… ({len(word)} characters)" for word in self.argv]
         return TortureFailure(f"{what}: {shown}: status {self.status}\n{self.out[-500:]}\n{self.err[-3000:]}")
 

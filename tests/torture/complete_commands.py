@@ -158,7 +158,6 @@ class KilledChildren(CommandCampaign):
     name = "killed children"
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Kill a child at a random moment; the run, and the same command again, must not notice."""
         job, folder = JOBS[0], self._undisturbed.new(folder)
         command = self._start(job, folder, {"TRITONGEMM_CACHE": str(folder / "cold")})
         time.sleep(rng.uniform(0.5, 5.0))
@@ -179,7 +178,6 @@ class FullDisks(CommandCampaign):
     name = "full disks"
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Run with little room, then with enough."""
         job, folder = rng.choice(JOBS), self._undisturbed.new(folder)
         cold = {"TRITONGEMM_CACHE": str(folder / "cold")} if rng.random() < 0.5 else {}
         ended = self._start(job, folder, cold, int(2 ** rng.uniform(4, 18))).end().checked()
@@ -193,7 +191,6 @@ class HostileResults(CommandCampaign):
     name = "hostile results"
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Change the file and run a command on it."""
         folder = self._undisturbed.new(folder)
         path = folder / "tuned.yaml"
         if rng.random() < 0.4:
@@ -233,7 +230,6 @@ class HostileCommandLines(CommandCampaign):
                      "-o", "--timeout", "--num_threads")  # fmt: skip
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Start a command with one to three hostile values."""
         folder = self._undisturbed.new(folder)
         module, argv, options = rng.choice(
             [

@@ -154,7 +154,6 @@ class DamagedCaptures(Campaign):
         self._data = b"- {M: 5, N: 6, K: 7}  # mine\n" + path.read_bytes()
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Damage it, add calls of all its products, and read it."""
         path, data = folder / "shapes.yaml", damaged(self._data, rng)
         path.write_bytes(data)
         more = [Counted(one.product, self._MORE, one.callers) for one in self._counted]
@@ -192,7 +191,6 @@ class DamagedLogs(Campaign):
         self._target = load_target("gfx942")
 
     def attempt(self, rng: random.Random, folder: Path) -> Outcome:
-        """Damage it, as it is or compressed, and read it."""
         data, path = b"".join(self._lines.values()), folder / "job.log"
         is_damaged_packed = rng.random() < 0.1
         if is_damaged_packed:
@@ -269,7 +267,6 @@ class HostileReports(Campaign):
     _NUMBERS = ("time(us)", "library_us", "spread", "error", "compute_units", "M_from")
 
     def prepare(self, folder: Path) -> None:
-        """The text of results, and the tags of a page."""
         path = reports.write_results(folder / "tuned.yaml", [*reports.table(4096, 4096), *_RECORDS, *_ALGORITHMS])
         self._text = path.read_text(encoding="utf-8")
         self._calls = "".join(f"- {{M: {m}, N: {n}, K: {k}, count: {m}}}\n" for m, n, k in _SIZES)

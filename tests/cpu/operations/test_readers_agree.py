@@ -76,11 +76,7 @@ def written(product: Product, order_b: str = "") -> Problem | None:
 
 
 def served_by(operation: ProductOperation, given: Any, target: Target) -> tuple[Problem, ...]:
-    """The problems that serving looks up on a GPU.
-
-    Raises:
-        InputError: the call raises it.
-    """
+    """The problems that serving looks up on a GPU."""
     reading = operation.read(operation.check(given))
     assert not isinstance(reading, Support), reading
     check_encodings(reading.tensors, lambda: target)

@@ -113,7 +113,6 @@ def test_another_architecture_is_compiled_without_running(tmp_path: Path, tuned:
 
 
 def test_the_gpus_own_profiler_is_a_clock(folder: Path, gpu_machine: Machine) -> None:
-    """Screened by events, raced by the profiler; a result names the clock of the race."""
     output = folder / "profiled.yaml"
     size = ("-m", "64", "-n", "1024", "-k", "2048", "-dtype_a", "bf16", "--budget", "40", "-o", str(output))
     status, out = run(*size, "--profiler", "auto", "--compare")
@@ -187,7 +186,6 @@ def test_results_are_measured_and_verified(campaign: Path) -> None:
 
 
 def test_every_device_worked(campaign: Path, capsys: Capsys) -> None:
-    """Tuned again by all devices, each of which says how busy it was."""
     for path in campaign.glob("tuned.yaml*"):
         path.unlink()
     words = ["-o", str(campaign), "--only", "tune", "--population", "8", "--generations", "2"]

@@ -109,7 +109,6 @@ def outcome(trials: Any) -> dict[str, Trial]:
 
 
 def test_screening_goes_on(crew: Crew) -> None:
-    """One answer for each candidate, whatever its outcome; the good ones after a fault and a hang have times."""
     trials = list(crew.gpu.screen(PROBLEM, crew.built, float("inf")))
     assert [t.config for t in trials] == [b.config for b in crew.built]
     found = outcome(trials)
@@ -125,7 +124,6 @@ def test_screening_goes_on(crew: Crew) -> None:
 
 
 def test_a_fast_wrong_kernel_never_wins(crew: Crew) -> None:
-    """The final names the wrong ones with their error and races the right ones with the library alone."""
     final = crew.gpu.race(PROBLEM, crew.built, "torch")
     found = outcome(final.trials)
     assert found.keys() == EDITS.keys()
@@ -244,7 +242,6 @@ def test_memory_that_another_process_holds(gpu: GpuEvaluator, built: list[Artifa
 
 
 def test_another_process_that_faults(gpu: GpuEvaluator, built: list[Artifact]) -> None:
-    """Its fault is its own: what is measured meanwhile is right."""
     others = [subprocess.Popen([sys.executable, "-c", FAULT], stdout=subprocess.PIPE) for _ in range(3)]
     while any(other.poll() is None for other in others):
         assert {t.status for t in gpu.verify(MEASURED, built[:2])} == {"ok"}
@@ -252,7 +249,6 @@ def test_another_process_that_faults(gpu: GpuEvaluator, built: list[Artifact]) -
 
 
 def test_a_run_that_is_killed_over_and_over(gpu_machine: Machine, tmp_path: Path) -> None:
-    """Nothing of it lives on, the same command goes on, and what it writes is right."""
     (tmp_path / "sizes.yaml").write_text("".join(f"- {{M: {m}, N: {n}, K: {k}}}\n" for m, n, k in SIZES))
     argv = ["--gemm_size_file", "sizes.yaml", "-o", "out.yaml", "--budget", "24"]
     environment = {"TRITONGEMM_CACHE": str(tmp_path / "cache"), "TRITONGEMM_TORTURE": str(tmp_path)}

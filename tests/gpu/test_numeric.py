@@ -151,7 +151,6 @@ def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool) -> None:
 
 
 def test_results_in_blocks(gpu: GpuEvaluator, compiler: BuildPool) -> None:
-    """Tiles of 128 columns of C, or several of them, whose rows get factors."""
     e4m3 = fp8(gpu.target)
     gated = Problem(200, 1536, 264, *matrices("bf16", c=e4m3, layout="TN"), epilogue="silu_mul_block")
     scaled = replace(gated, k=256, a=gated.a._replace(dtype=e4m3), b=gated.b._replace(dtype=e4m3))

@@ -156,7 +156,6 @@ def test_quantisation_is_captured_once_it_ran() -> None:
 @pytest.mark.parametrize("form", ["row", "block"])
 @pytest.mark.usefixtures("dispatcher")
 def test_a_layer_quantises_for_the_kernel_that_serves_it(form: str) -> None:
-    """At the M of its row, at another one, and compiled; a layer of transformers too."""
     family = registry.get(Family, "a8w8" if form == "row" else "a8w8_blockscale")
     problem = family.problem(Problem(16, N, K, *matrices(needed_fp8(TARGET), c="bf16", layout="TN")))
     tritongemm.load([record(problem, Config("tile", 16, 64, 128, 1, 1, 4, 3))])

@@ -27,7 +27,6 @@ def server(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("counts", [(), (7, 0, 133, 1, 0, 64, 20, 3), (1, *[0] * 14, 1)])
 @pytest.mark.parametrize("m", [1, 33, 256])
 def test_what_is_tried_is_right(gpu_machine: Machine, server: str, m: int, counts: tuple[int, ...]) -> None:
-    """The first competitors and some of the others, on odd sizes."""
     dtype = needed_fp8(gpu_machine.target)
     groups = Groups(len(counts), spread="captured", counts=counts) if counts else None
     problem = FAMILY.problem(

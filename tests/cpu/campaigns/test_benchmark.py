@@ -114,8 +114,6 @@ def test_what_gained_is_kept_and_the_uplift_reported(tmp_path: Path, monkeypatch
 
 
 def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
-    """Nothing that is in the journal is measured again; another kernel begins anew."""
-
     class KilledError(BaseException):
         pass
 
@@ -149,8 +147,6 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_vanishes_costs_what_it_ran(tmp_path: Path) -> None:
-    """Its products are named, and measured by the next run."""
-
     class Vanished(Device):
         def race(self, *args: object, **more: object) -> RaceResult:
             raise TritonGemmError("cuInit failed: CUDA_ERROR_NO_DEVICE (100)")

@@ -89,7 +89,6 @@ def test_a_gemm_that_fails_costs_itself(rig: Rig) -> None:
 
 @pytest.mark.usefixtures("last_stages")
 def test_what_failed_is_tried_by_the_same_command(rig: Rig) -> None:
-    """As where a GPU was lost; what is tuned stays."""
     rig.fails = (113,)
     run_campaign(rig.campaign(LOG))
     rig.fails = ()
@@ -211,7 +210,6 @@ def test_tuning_anew_sets_aside_what_is_there(rig: Rig) -> None:
 
 @pytest.mark.usefixtures("last_stages")
 def test_results_of_other_campaigns_are_merged_in_once_and_stay(rig: Rig) -> None:
-    """Also where the stage is done again without their names, and whatever happens to their files."""
     run_campaign(rig.campaign(LOG))
     texts = [results_format().write([result(Problem(m, 7, 7))]) for m in (7, 8)]
     others = [rig.place / "one" / "tuned.yaml", rig.place / "two" / "tuned.yaml"]

@@ -110,7 +110,6 @@ def test_what_a_race_does_not_measure_stays(raced: Any) -> None:
 
 
 def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Path, raced: Any) -> None:
-    """Each of the two by a device of its own, which waits for the other; no devices without a conflict."""
     Waiting.both = threading.Barrier(2, timeout=20)
     gpus = [Waiting(seconds=lambda config: config.option("index") * 1e-6) for _ in range(3)]
     merged = merge_results(*sources, tmp_path / "out.yaml", lambda conflicts: raced(conflicts, *gpus))
@@ -119,7 +118,6 @@ def test_conflicts_race_on_all_devices(sources: tuple[Path, Path], tmp_path: Pat
 
 
 def test_a_merge_that_is_killed_goes_on(raced: Any) -> None:
-    """Each race is kept when it is over; a race of other kernels, or one that failed, is not taken for it."""
     conflicts = [Conflict(stored(PROBLEMS[i], 1, 5, notes={"n": i}), stored(PROBLEMS[i], 2, 5)) for i in range(3)]
 
     class Dying(FakeEvaluator):
@@ -165,7 +163,6 @@ def _hold(path: Path, held: object, done: object) -> None:
 
 
 def test_two_merges_at_once(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    """The second gets an error that names who holds the file, and nothing is written."""
     spawn = multiprocessing.get_context("fork")
     held, done = spawn.Event(), spawn.Event()
     other = spawn.Process(target=_hold, args=(tmp_path / "out.yaml", held, done))

@@ -36,7 +36,6 @@ def folder(tmp_path: Path, monkeypatch: Patch, without_gpu: None) -> Path:
 
 
 def test_sizes_of_every_kind(capfd: Capsys) -> None:
-    """Predicted, printed nowhere but where asked, and the same in the file of results."""
     given = Problem(5, 16, 16, *matrices())
     results = autotune([(16, 16, 16), {"M": 8, "N": 16, "K": 16, "bias": "n"}, given], output="out.yaml")
     assert capfd.readouterr() == ("", "")
@@ -124,7 +123,6 @@ def test_a_request_has_all_that_it_needs_and_the_import_stays_light() -> None:
     ("full", ("exhaustive", 0), ("exhaustive", 0)),
 )
 def test_levels_of_effort(effort: str, offline: tuple[str, int], timed: tuple[str, int], /) -> None:
-    """What the user says himself goes before them."""
     request = TuneRequest(search=SearchScope(effort=effort))
     for machine, expected in ((OFFLINE, offline), (GPU, timed)):
         protocol = session.make_protocol(request, machine)

@@ -111,7 +111,6 @@ def test_a_library_is_repaired_too(results: Path, gpu: FakeEvaluator, tmp_path: 
 
 
 def test_all_devices_repair(results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys) -> None:
-    """Each of the two rows by a device of its own, which waits for the other."""
     Waiting.both = threading.Barrier(2, timeout=20)
 
     @contextmanager
@@ -155,7 +154,6 @@ def test_repairs_are_written_at_once(results: Path, gpu: FakeEvaluator, monkeypa
 
 
 def test_rows_that_others_change_stay(results: Path, gpu: FakeEvaluator, monkeypatch: Patch, capsys: Capsys) -> None:
-    """It was written while the rows were checked."""
     compare = checking.check
 
     def changed(*args: Any) -> list[Checked]:

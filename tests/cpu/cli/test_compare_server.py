@@ -104,8 +104,6 @@ def test_what_cannot_be_started(words: list[str], tmp_path: Path, capsys: Capsys
 
 @pytest.mark.parametrize(("number", "log"), [(signal.SIGINT, "A2.log"), (signal.SIGTERM, "A1.log")])
 def test_a_signal_ends_the_server(words: list[str], tmp_path: Path, capsys: Capsys, number: int, log: str) -> None:
-    """What was measured until then is printed."""
-
     def stop() -> None:
         while not (tmp_path / "logs" / log).is_file():
             time.sleep(0.01)

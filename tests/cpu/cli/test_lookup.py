@@ -95,7 +95,6 @@ def test_without_a_gpu_all_rows_name_the_device(file: str, tmp_path: Path, witho
 
 
 def test_rows_of_another_layout_are_named_and_looked_up(tmp_path: Path, without_gpu: None, capsys: Capsys) -> None:
-    """As sizes that flags name are tuned without more; the architecture is theirs."""
     found = tmp_path / "rows.yaml"
     tuned = problem(16, 32, 64).stored(True, True)
     found.write_text(results_format().write([record(tuned, compute_units=132)]), encoding="utf-8")
@@ -109,7 +108,6 @@ def test_rows_of_another_layout_are_named_and_looked_up(tmp_path: Path, without_
 
 
 def test_what_the_rows_of_an_n_and_k_are_of_is_named(tmp_path: Path, capsys: Capsys) -> None:
-    """Their types, as where a file of four-bit weights is asked for bf16, or their M."""
     found = tmp_path / "rows.yaml"
     four_bits = Problem(16, 32, 128, *matrices("bf16", "int4", "bf16", layout="TN"))
     rows = [

@@ -26,7 +26,6 @@ def listed(capsys: Capsys) -> tuple[list[str], list[str]]:
 
 
 def test_a_row_that_the_target_can_not_compute_is_refused(capsys: Capsys, folder: Path) -> None:
-    """As tuning refuses the file, whose status it is."""
     argv = ["--gemm_size_file", "sizes.yaml", "--target", "gfx942"]
     assert tune.main([*argv, "--print_sizes"]) == 2
     sizes, said = listed(capsys)
@@ -53,7 +52,6 @@ def test_a_workload_is_tuned_without_such_rows(capsys: Capsys) -> None:
 
 
 def test_a_workloads_sizes_are_those_of_its_tables(capsys: Capsys) -> None:
-    """Also of the product that computes layers with one input; calls are counted at their own M."""
     of_each = "M: 5, K: 64, rowMajorB: N"
     rows = [f"{{{of_each}, N: 64, count: 7, callers: [a.q_proj]}}"]
     rows += [f"{{{of_each}, N: 32, count: 14, callers: [a.k_proj, a.v_proj]}}"]

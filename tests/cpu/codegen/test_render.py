@@ -99,7 +99,6 @@ KINDS = pairwise(["gfx942", "gfx950", "sm80", "sm90"], DTYPES, FORMS)
 
 @apart(*[pytest.param(*case, marks=() if i % 3 == 0 else pytest.mark.heavy) for i, case in enumerate(KINDS)])
 def test_modules_of_all_kinds_are_python(target: str, dtypes: tuple[str, str, str], form: tuple[bool, str], /) -> None:
-    """Every dtype, layout and bias renders to a module that parses, has no blank holes, and names its problem."""
     facts, (row_a, bias) = target_files.load_target(target), form
     configs = [*POINTERS, *((*DESCRIBED, *GLUON) if facts.has("tma") else ())]
     text = text_of(

@@ -95,7 +95,6 @@ def test_a_screen_and_a_verification_have_an_answer_for_each_candidate(evaluator
 def test_a_race_has_samples_of_those_that_are_right(
     evaluator: Evaluator, baseline: str, request: pytest.FixtureRequest
 ) -> None:
-    """Under their names, and under one name for the baseline; and nothing is left on the device."""
     final = evaluator.race(SIZE, ARTIFACTS, baseline)
     names = {c.name for c in CONFIGS}
     raced = {t.config.name: t for t in final.trials if t.samples}

@@ -53,7 +53,6 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
 
 @pytest.mark.parametrize("function", [*OWN, "names of AITER"])
 def test_one_graph_serves_any_number_of_rows(function: str) -> None:
-    """Without a break in it, and with an operation of ours for each call, which may launch a tuned kernel."""
     names = [
         name
         for name in CALLS

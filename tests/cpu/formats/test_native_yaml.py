@@ -118,7 +118,6 @@ def test_any_record_comes_back_equal(record: Record) -> None:
 
 
 def test_one_problem_on_two_targets_and_on_devices_of_two_sizes() -> None:
-    """A complete chip and a part of it; a row that does not say is one more."""
     some = [*(replace(RECORD, compute_units=count) for count in (0, 304, 80)), replace(RECORD, target="gfx950")]
     text = write_text(*some)
     assert text.count("compute_units") == 2 and [r.record for r in rows(text)] == some

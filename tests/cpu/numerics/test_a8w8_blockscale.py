@@ -111,7 +111,6 @@ EMULATED = (
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("scales", [*FORMS, "tensor"])
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, scales: str) -> None:
-    """Both encodings of fp8 and int8 at odd sizes, memory operations landing as late as the code allows."""
     target = target_files.load_target(arch)
     fp8 = "fp8e4m3fnuz" if target.fp8 == "fnuz" else OCP
     if scales == "tensor":

@@ -76,7 +76,6 @@ def test_an_interpreter_without_such_products_says_so(monkeypatch: Patch) -> Non
     ids=str,
 )
 def test_kernels_apply_powers_of_two(arch: str, dtype: str, scales: str, /, interpreted: Interpreted) -> None:
-    """By the generated module's own inputs and reference, and by the family's."""
     problem = of(dtype, scales)
     target = load_target(arch)
     assert all(TRITON.check(c, problem, target) for c in CONFIGS)
@@ -215,7 +214,6 @@ EMULATED = {
 @pytest.mark.parametrize("arch", EMULATED)
 @pytest.mark.parametrize(("dtype", "scales"), FORMS)
 def test_amd_kernels_run_in_an_emulator(tmp_path: Path, arch: str, dtype: str, scales: str) -> None:
-    """Odd sizes, factors over 2**20, memory operations landing as late as the code allows."""
     emulated.run_configs(tmp_path, of(dtype, scales, 37, 45, 330), EMULATED[arch], load_target(arch))
 
 

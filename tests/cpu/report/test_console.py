@@ -46,7 +46,6 @@ def table(records: list[Record], trials: dict[Problem, list[Trial]]) -> list[lis
 
 
 def test_the_best_of_each_backend_side_by_side() -> None:
-    """The winner's lead is over the next backend or the library; what did not race has no time."""
     trials = {
         SIZE: [final(OURS, 10.0), final(OURS, 9.0), final(ALGORITHM, 9.9), Trial(INSTANCE, "ok", samples=(1e-6,))],
         OTHER: [final(OURS, 12.0), final(INSTANCE, 15.0), Trial(ALGORITHM, "wrong", "error", stage="final")],
@@ -61,7 +60,6 @@ def test_the_best_of_each_backend_side_by_side() -> None:
 
 
 def test_libraries_that_are_wrong_are_counted(capsys: Capsys) -> None:
-    """Whether times are compared or not; a wrong one has none."""
     wrong = dataclasses.replace(
         row_of(SIZE, OURS, 9.0, None), toolchain={"torch": "2.13.0"}, library_wrong="error 0.5 > 0.008"
     )
@@ -76,7 +74,6 @@ def test_libraries_that_are_wrong_are_counted(capsys: Capsys) -> None:
 
 
 def test_both_powers_are_stated(capsys: Capsys) -> None:
-    """Of sizes whose record has both, whatever a file has in their place."""
     both = dataclasses.replace(row_of(SIZE, OURS, 10.0, 11.0), notes={"rested_us": 9.0, "rested_library_us": 10.8})
     odd = dataclasses.replace(row_of(OTHER, OURS, 12.0, 12.6), notes={"rested_us": "9", "rested_library_us": 0.0})
     Reporter().records([both, odd], load_target("sm90"), True)

@@ -32,7 +32,6 @@ def begun(path: Path) -> Store:
 
 
 def test_edits_of_the_results_are_taken_over(path: Path, tmp_path: Path) -> None:
-    """A row that was added, one that was changed and one that was taken out while a run held the file."""
     with begun(path) as store:
         edited = [record(ONE), record(THREE, 7e-6), record(FIVE, 2e-6)]
         path.write_text("# my own remark\n" + results_format().write(edited))

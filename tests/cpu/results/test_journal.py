@@ -115,7 +115,6 @@ def test_torn_at_any_byte_loses_one_line_at_most(path: Path, entire: bytes, shar
     b"[" * 200_000,
 )
 def test_a_damaged_line_costs_itself(damage: bytes, /, tmp_path: Path, entire: bytes) -> None:
-    """One warning names the file and the line; everything else is there, and the run goes on."""
     path = tmp_path / "out.yaml"
     lines = entire.splitlines()
     journal_of(path).write_bytes(b"\n".join([*lines[:3], damage, *lines[3:], b""]))
@@ -280,7 +279,6 @@ def test_a_trial_without_a_time_is_unread(tmp_path: Path, elapsed: object) -> No
 
 
 def test_damaged_lines_are_counted(tmp_path: Path) -> None:
-    """And the line that is being written is none of them."""
     wrong = {"problem": ONE.to_json(), "trial": {**trial(1).to_json(), "samples": [-1.0]}}
     path = tmp_path / "journal"
     header, *rest = REAL.read_bytes().splitlines(keepends=True)

@@ -77,7 +77,6 @@ def test_the_holder_of_an_output_is_reported_whatever_is_there(path: Path, tmp_p
 
 @each("name", ["n" * 256, "n" * 243 + ".yaml", "/proc/out.yaml", "file/out.yaml", "."])
 def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
-    """Nor may those be too long that a run keeps beside its results."""
     (tmp_path / "file").write_text("")
     complaint = "is a folder, not a file that can be replaced;" if name == "." else f"{name} can't be written: .*"
     fails(OutputError, rf"{complaint} ?choose another file with -o", take, tmp_path / name)
@@ -195,7 +194,6 @@ def test_nothing_else_is_replaced(named: str, /, tmp_path: Path, capsys: Capsys)
 
 
 def test_a_resumed_run_writes_the_same(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The journal has what an earlier run found; the file is replaced completely."""
     monkeypatch.setattr(driver, "find_vendor", lambda: None)
     monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     path = tmp_path / "all.csv"

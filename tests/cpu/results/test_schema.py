@@ -23,7 +23,6 @@ def written_run(folder: Path) -> Path:
 
 
 def test_written_files_come_back_and_a_run_goes_on_from_them(tmp_path: Path) -> None:
-    """Each row and line as a noun, and each line from its noun byte for byte."""
     path = written_run(tmp_path)
     text = stores.journal_of(path).read_bytes()
     read = journal.read(stores.journal_of(path))
@@ -96,7 +95,6 @@ def test_a_newer_file_that_appears_during_a_run_is_kept_beside(path: Path, tmp_p
     ({"uplift": 1.5}, "it is of no known kind"),
 )
 def test_a_line_with_something_unknown_is_damaged(line: dict[str, Any], reason: str, /, tmp_path: Path) -> None:
-    """A trial's is noticed when the trial is asked for."""
     path = tmp_path / "out.yaml"
     stores.take(path).close()
     stores.append(path, line)

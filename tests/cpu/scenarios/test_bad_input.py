@@ -22,7 +22,6 @@ SIZE = ("-m", "16", "-n", "16", "-k", "16")
     ("- {M: 1, N: 1, K: 1, dtype_a: fp8e4m3fn}\n", "1x1x1_fp8e4m3fn-fp8e4m3fn-fp16_TT: gfx942 has no matrix"),
 )  # fmt: skip
 def test_bad_files(text: str, complaint: str, /, tmp_path: Path, capsys: Capsys) -> None:
-    """Refused before anything is made, with status 2 and no traceback."""
     path = tmp_path / "sizes.yaml"
     path.write_text(text)
     assert tune.main(["--gemm_size_file", str(path), "-o", str(tmp_path / "out" / "out.yaml")]) == 2
@@ -140,7 +139,6 @@ def test_options_that_can_not_be(
 
 
 def test_folders_that_can_not_be(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
-    """Of modules or of compiled kernels: it says which, and no config is remembered as one that does not compile."""
     (tmp_path / "out_kernels").write_text("")
     argv = [*SIZE, "--target", "gfx1100", "--budget=1", "--libtype=triton", "-o", str(tmp_path / "out.yaml")]
     assert tune.main(argv) == 2

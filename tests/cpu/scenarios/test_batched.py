@@ -88,7 +88,6 @@ def test_scales_along_k_of_each_product(scales: str, dtype: str, shared: str, /,
 
 @pytest.mark.parametrize("target", [heavy("sm90"), "gfx942"])
 def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
-    """From the command line to a verified row, which names the batch, and from that row again."""
     out = tmp_path / "out.yaml"
     size = ["-m", "16", "-n", "32", "-k", "64", "-col_b", "-dtype_a", "bf16", "--batch", "16", "--shared", "b"]
     run = ["--target", target, "--budget", "1", "--num_threads", "1", "-o", str(out)]

@@ -72,7 +72,6 @@ def three_of_five(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("option", ["--compare_wo_tuning", "--benchmark"])
 def test_the_others_are_checked_and_timed(three_of_five: Path, capsys: Capsys, monkeypatch: Patch, option: str) -> None:
-    """The status says that not all of the file was."""
     asked: list[Record | None] = []
 
     def keep(_: Revalidation, rows: list[FormatRow], *__: object) -> list[VerifiedResult]:

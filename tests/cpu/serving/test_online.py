@@ -212,7 +212,6 @@ def test_calls_that_are_not_tried(call: CallSignature, reason: str, /, tuner: Tu
 
 
 def test_the_budget(tuner: Tuner, monkeypatch: Patch, tmp_path: Path) -> None:
-    """What could not be tried in time is not kept, and all sizes share the process's seconds."""
     passed = iter(range(1000))
     monkeypatch.setattr("time.monotonic", lambda: float(next(passed)))
     tried = tuner(ToyLibrary(("good", 9.0), ("best", 8.0)), (0.5, 3))
@@ -250,7 +249,6 @@ def test_another_thread_does_not_wait(tuner: Tuner, monkeypatch: Patch) -> None:
 
 
 def test_mm_calls_it_from_the_first_call_on(tuner: Tuner, monkeypatch: Patch) -> None:
-    """A size that was tuned is left to its record, and where it is off nothing is asked."""
     dispatcher = Dispatcher()
     dispatcher._records = dispatcher._records.extend([record(problem(3, 20, 32), winner="torch")])
     dispatcher._devices[-1] = kernels = attach_device(dispatcher)  # what a tensor on the CPU says that its device is
@@ -317,7 +315,6 @@ def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
 
 
 def test_processes_append_at_once(tmp_path: Path) -> None:
-    """Each line complete, one header, one row for a size however many found it."""
     sizes = [problem(m, 20, 32) for m in range(1, 9)]
 
     def work() -> None:

@@ -136,7 +136,6 @@ def test_a_folder_that_anyone_can_change_is_refused(tmp_path: Path, monkeypatch:
 
 
 def test_a_folder_that_an_administrator_filled_is_read(tmp_path: Path, monkeypatch: Patch, home: Path) -> None:
-    """What it lacks goes to the user's own default folder, and is found there."""
     filled = tmp_path / "filled"
     theirs = CompiledFiles(filled).keep(KEY, FILES, FACTS).path
     whose(monkeypatch, {tmp_path: (0, None), filled: (ADMIN, 0o755), home.parent: (ME, None)})
@@ -194,7 +193,6 @@ def library(tmp_path: Path) -> Callable[[str], bytes]:
 
 
 def test_shared_objects_are_loaded_as_kept(tmp_path: Path, monkeypatch: Patch, library: Callable[[str], bytes]) -> None:
-    """One that was replaced or is another program's runs nothing; two are distinguished."""
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     codes = {name: library(name) for name in ("11", "12", "13")}
     whose(monkeypatch, {tmp_path: (ME, None)})

@@ -91,7 +91,6 @@ def test_no_other_process_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_unfinished_texts_of_a_folder_are_swept(tmp_path: Path) -> None:
-    """Of one file, or of all; names that only look like them stay."""
     unfinished, others = [".a.py.724.4d05fe43", ".b.py.9.00000000"], [".a.py", "a.py.724.4d05fe43", ".a.py.724.4d05fe4"]
     for name in (*unfinished, *others):
         (tmp_path / name).write_text("half")

@@ -13,7 +13,6 @@ from tritongemm.tune.free_devices import work_when_free
 
 
 def test_a_free_device_draws_the_next_size(monkeypatch: Patch) -> None:
-    """A device that is slow with its size leaves the others to the next one."""
     monkeypatch.setattr(DeviceQueue, "EVEN_SECONDS", 0)
     queue = DeviceQueue[str, int](2)
     for size in ("a", "b", "c"):
@@ -93,7 +92,6 @@ def test_what_is_drawn_together_last_and_not_any_more() -> None:
 
 
 def test_devices_work_side_by_side() -> None:
-    """Two things that wait for each other are both done; each device works on one at a time."""
     devices, both = [FakeEvaluator(), FakeEvaluator()], threading.Barrier(2, timeout=10)
     seen: dict[int, Evaluator] = {}
 

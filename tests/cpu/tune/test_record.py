@@ -32,7 +32,6 @@ def test_a_kernel_must_beat_the_librarys_best_algorithm_by_the_margin(gain: floa
 
 
 def test_a_library_whose_result_is_wrong_loses(tmp_path: Path) -> None:
-    """It is named with its version and serves nothing, though its time was the shortest."""
     evaluator = FakeEvaluator(baseline_seconds=1e-9, rounds=20, library_wrong="error 0.5 > 0.008")
     race = evaluator.race(SIZE, [Artifact(KERNEL, "")], "torch")
     options = TuningOptions(tmp_path, library="torch", toolchain={"torch": "2.13.0"})

@@ -27,7 +27,6 @@ STORED = (
 
 
 def test_a_stored_result_that_is_wrong(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
-    """One kernel that adds one too many, one that does not fit the LDS: status 1, and a table that says which."""
     (tmp_path / "stored.yaml").write_text(STORED)
     argv = ["--gemm_size_file", str(tmp_path / "stored.yaml"), "-o", str(tmp_path / "out.yaml"), "--num_threads", "1"]
     source = render.kernel_source

@@ -90,7 +90,6 @@ def test_near_copies_and_who_can_not_win_are_represented_by_a_few() -> None:
 
 
 def test_a_backend_of_code_races_with_triton(drop: Drop, tmp_path: Path) -> None:
-    """Its configs are compiled in the first round; what is wrong with one costs that one, or that backend."""
     drop("toycode", CODE)
     broken = "    def _candidates(self, problem, target, inputs, everything):\n"
     broken += "        raise ZeroDivisionError('no headers')\n"
@@ -143,7 +142,6 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bad_manifest_rows_cost_themselves(manifest: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
-    """The good kernel wins; its row is written and read back, checked and served by its code object."""
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(manifest))
     failures, store, _ = race(tmp_path, ("asm", "triton"))
     assert failures == {}

@@ -56,7 +56,6 @@ def work_as(monkeypatch: Patch, worker: type) -> None:
 
 @pytest.mark.parametrize(("worker", "processes"), [(WorkerKilledOnce, 2), heavy(WorkerKilledAlways, 1)])
 def test_a_killed_process_costs_no_problem(tmp_path: Path, monkeypatch: Patch, worker: type, processes: int) -> None:
-    """The searches come in the order of the problems, from other processes or in the end from this one."""
     work_as(monkeypatch, worker)
     with closing(Planner(processes)) as planning:
         found = list(planning.plan(jobs(tmp_path)))
@@ -115,7 +114,6 @@ def test_a_run_tries_the_same_with_processes_as_without(tmp_path: Path, monkeypa
 
 
 def test_a_process_writes_a_winners_module(tmp_path: Path, monkeypatch: Patch) -> None:
-    """In this process it is written where the other is lost."""
     config = Config("tile", 16, 16, 32, num_warps=1, num_stages=1)
     record = Record(PROBLEMS[0], GFX942.name, config, "triton", 1e-6, 0.0, "events")
     module = WinnerModule("triton", record, GFX942, tmp_path)

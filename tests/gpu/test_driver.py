@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.compiler import ASTSource
 
 from tests.gpu.here import VENDOR, needs_gpu, nvidia
-from tests.support import ROOT
+from tests.support import FAKES, ROOT
 from tests.support.nouns import DriverError, Launch, Param, fails
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.hip_ext.driver import driver, tensor_map
@@ -45,19 +45,6 @@ def copy(marker, source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # 
     row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
     target.store([row, column], source.load([row, column]))
     tl.store(marker, 7)
-
-
-CLUSTER_PTX = """
-.version 8.0
-.target sm_90
-.address_size 64
-.visible .entry ranks(.param .u64 out)
-{
-  .reg .b32 %r<5>; .reg .b64 %rd<5>;
-  ld.param.u64 %rd1, [out]; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, %cluster_nctarank;
-  mad.lo.u32 %r4, %r3, 100, %r2; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], %r4; ret;
-}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +225,8 @@ def test_illegal_access_is_named(device: driver.Device, scaling: Scaling, tmp_pa
 
 @nvidia
 def test_clusters_have_the_asked_size(device: driver.Device, tmp_path: Path) -> None:
-    (tmp_path / "k.ptx").write_text(CLUSTER_PTX)
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    subprocess.run([ptxas, "-arch=sm_90", tmp_path / "k.ptx", "-o", tmp_path / "k"], check=True, timeout=60)
+    subprocess.run([ptxas, "-arch=sm_90", FAKES / "cluster_ranks.ptx", "-o", tmp_path / "k"], check=True, timeout=60)
     function = device.load((tmp_path / "k").read_bytes()).function("ranks")
     for cluster in (1, 2, 8, 16):
         out = torch.zeros(32, dtype=torch.int32, device="cuda")

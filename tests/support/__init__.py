@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FAKES = Path(__file__).parent / "fakes"  # sources of libraries that stand in for a vendor's
+FAKES = Path(__file__).parent / "fakes"  # sources of libraries that stand in for a vendor's, and of small kernels
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 

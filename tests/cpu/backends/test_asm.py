@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.support import emulated
+from tests.support import FAKES, emulated
 from tests.support.aiter_wheel import gemm_manifests
 from tests.support.nouns import Artifact, Buffer, Capsys, CompileJob, Config, Launch, Patch, Target, registry
 from tests.support.products import product
@@ -263,28 +263,6 @@ def test_bad_objects_and_missing_symbols_are_named(kernels: dict[str, OwnKernel]
     refuses(r"kernels.csv: line 2: other: kernel.hsaco holds tile__", ASM.compile, job(other, "other"))
 
 
-SOURCE = """
-.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
-.text
-.globl k
-.type k,@function
-k: s_endpgm
-.section .rodata,"a"
-.amdhsa_kernel k
-  .amdhsa_next_free_vgpr 8
-  .amdhsa_next_free_sgpr 8
-  .amdhsa_accum_offset 8
-.end_amdhsa_kernel
-.amdgpu_metadata
-amdhsa.version: [1, 2]
-amdhsa.target: amdgcn-amd-amdhsa--gfx942
-amdhsa.kernels:
-  - {.name: k, .symbol: k.kd, .kernarg_segment_size: 208, .group_segment_fixed_size: 64, .private_segment_fixed_size: 0,
-     .kernarg_segment_align: 16, .wavefront_size: 64, .sgpr_count: 8, .vgpr_count: 8, .max_flat_workgroup_size: 256}
-.end_amdgpu_metadata
-"""
-
-
 def test_sources_and_ptx_are_assembled(tmp_path: Path) -> None:
     (tmp_path / "k.ptx").write_text(
         ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -294,7 +272,7 @@ def test_sources_and_ptx_are_assembled(tmp_path: Path) -> None:
     one, code, name = ASM.compile(job(path, "k", "sm80"))
     assert (code_object.arch(code), one.threads, name) == ("sm80", 128, "kernel.cubin")
     assert one.launch["fields"] == [["c", 0], ["n", 8]]
-    (tmp_path / "k.s").write_text(SOURCE)
+    shutil.copy(FAKES / "empty_kernel.s", tmp_path / "k.s")
     (tmp_path / "bad.s").write_text("nonsense v1, v2\n")
     try:
         code = toolchain.assemble(tmp_path / "k.s", "gfx942")

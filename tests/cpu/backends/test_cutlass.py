@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import FAKES
 from tests.support.nouns import Artifact, BuildPool, Config, KernelBackend, Patch, Target, cases, fails, heavy, registry
 from tests.support.nouns import loader as target_files
 from tritongemm.backends import _cpp_instances
@@ -164,28 +165,14 @@ def test_a_compiler_that_fails_hangs_or_is_missing_is_named(tools: Path, tmp_pat
     assert f"nowhere (CUTLASS_DIR) lacks include/{cutlass_module._HEADER}" in cutlass.available().reason
 
 
-LIBRARY = """
-#include <stdint.h>
-static long long seen[5];
-long long* last(void) { return seen; }
-const char* message(int code) { return code == -7 ? "misaligned operand" : "other"; }
-int run(void* a, int32_t m, int64_t bytes, void* stream, float scale) {
-    seen[0] = (long long)a; seen[1] = m; seen[2] = bytes; seen[3] = (long long)stream;
-    seen[4] = (long long)(scale * 100);
-    return a ? 0 : m > 5 ? 7 : -7;
-}
-"""
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "l.c").write_text(LIBRARY)
-    subprocess.run([compiler, "-shared", "-fPIC", str(folder / "l.c"), "-o", str(folder / "l.so")], check=True)
-    return str(folder / "l.so")
+    library = str(tmp_path_factory.mktemp("library") / "l.so")
+    subprocess.run([compiler, "-shared", "-fPIC", str(FAKES / "host_call.c"), "-o", library], check=True)
+    return library
 
 
 def call(path: str, symbol: str = "run", runtime: str = "") -> HostLaunch:

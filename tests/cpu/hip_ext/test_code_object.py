@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.support import FAKES
 from tests.support.counted_calls import count_calls
 from tests.support.nouns import Config, InputError, KernelBackend, Problem, cases, each, load_target, refuses, registry
 from tests.support.tables import apart, heavy
@@ -30,24 +31,6 @@ TARGETS = {
 }  # fmt: skip
 SPILLING = {"sm90": 64, "gfx942": 128}  # sizes whose sums and addresses one warp's registers can't hold
 Compiled = Callable[[str, int], SimpleNamespace]
-PTX = """
-.version 8.0
-.target sm_{sm}
-.address_size 64
-.visible .entry small(.param .u64 out, .param .u32 n, .param .align 64 .b8 map[128]) .maxntid 96, 2, 1
-{{
-  .reg .b32 %r<3>; .reg .b64 %rd<3>; .shared .align 4 .b8 tile[256];
-  ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [n];
-  st.shared.u32 [tile], %r1; bar.sync 0; ld.shared.u32 %r2, [tile+4]; st.global.u32 [%rd1], %r2; ret;
-}}
-.visible .entry stacked(.param .u64 out)
-{{
-  .local .align 4 .b8 frame[64]; .reg .b32 %r<4>; .reg .b64 %rd<6>;
-  ld.param.u64 %rd1, [out]; ld.global.u32 %r1, [%rd1]; and.b32 %r2, %r1, 60; cvt.u64.u32 %rd2, %r2;
-  mov.u64 %rd3, frame; add.u64 %rd4, %rd3, %rd2; st.local.u32 [%rd4], %r1; ld.local.u32 %r3, [frame+8];
-  st.global.u32 [%rd1], %r3; ret;
-}}
-"""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -85,7 +68,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
 
 
 def ptxas(folder: Path, sm: int) -> bytes:
-    (folder / "k.ptx").write_text(PTX.format(sm=sm))
+    text = (FAKES / "two_kernels.ptx").read_text()
+    (folder / "k.ptx").write_text(text.replace("sm_80", f"sm_{sm}"))
     subprocess.run(
         [NVIDIA_BIN / "ptxas", f"-arch=sm_{sm}", folder / "k.ptx", "-o", folder / "k.cubin"], check=True, timeout=60
     )

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch.nn import functional
 
+from tests.support import FAKES
 from tests.support.linear_layers import StandInDriver, problem, record, run_on_cpu, stand_in_device
 from tests.support.nouns import ArtifactCache, Config, Launch, Patch, Problem, Record, UnavailableError, load_target
 from tests.support.refusals import fails
@@ -246,28 +247,11 @@ def test_without_memory_to_share_pytorch_computes(ready: Ready, no_gpu: None) ->
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_the_two_driver_calls(vendor: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    header = {"nvidia": "#include <cuda.h>", "amd": "#define __HIP_PLATFORM_AMD__\n#include <hip/hip_runtime_api.h>"}
-    source = {
-        "nvidia": """
-#undef cuStreamGetCaptureInfo_v2
-CUresult cuStreamGetCaptureInfo_v2(CUstream s, CUstreamCaptureStatus *on, cuuint64_t *id, CUgraph *g,
-                                   const CUgraphNode **d, size_t *n) {
-  return s == (CUstream)9 ? 901 : (*on = s ? CU_STREAM_CAPTURE_STATUS_ACTIVE : 0, *id = 41, 0);
-}
-CUresult cuTensorMapReplaceAddress(CUtensorMap *map, void *at) {
-  return (size_t)map % 64 || (size_t)at % 16 ? 1 : (map->opaque[0] = (cuuint64_t)at, 0);
-}""",
-        "amd": """
-hipError_t hipStreamGetCaptureInfo_v2(hipStream_t s, hipStreamCaptureStatus *on, unsigned long long *id,
-                                      hipGraph_t *g, const hipGraphNode_t **d, size_t *n) {
-  return s == (hipStream_t)9 ? 901 : (*on = s ? hipStreamCaptureStatusActive : 0, *id = 41, 0);
-}""",
-    }
-    (tmp_path / "fake.c").write_text(f"{header[vendor]}\n{source[vendor]}\n")
     include = Path(triton.__file__).parent / "backends" / vendor / "include"
-    command = ["cc", "-shared", "-fPIC", f"-I{include}", "fake.c", "-o", "fake.so"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-    library = ctypes.CDLL(str(tmp_path / "fake.so"))
+    out = tmp_path / "fake.so"
+    command = ["cc", "-shared", "-fPIC", f"-D{vendor}", f"-I{include}", str(FAKES / "driver_calls.c"), "-o", str(out)]
+    subprocess.run(command, check=True, timeout=60)
+    library = ctypes.CDLL(str(out))
     monkeypatch.setattr(libraries, "load", lambda *_: library)
     api = symbols.Api(vendor, library)
     monkeypatch.setattr(symbols.Api, "error", lambda self, call, code: RuntimeError(f"{call} {code}"))

@@ -131,6 +131,7 @@ class Interpreter:
             exact = family.reference(problem, operands)
             magnitude, _ = written(problem, float32_check.magnitudes(problem, family, operands), exact)
             errors.append(float32_check.deviation(*written(problem, epilogues.numbers(problem, c), exact), magnitude))
+            errors += [float32_check.deviation_of_factors(problem, c)] if problem.in_blocks else []
             errors += [float("inf") for _, counters in memory if counters.any()]
         yield max(errors), float32_check.tolerance(problem)
 

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from math import sqrt
 
-from tritongemm.core.dtypes import INT4_ZERO
+from tritongemm.core.dtypes import E8M0_NAN, INT4_ZERO
 from tritongemm.core.operands import Operands, Tensor
 from tritongemm.core.problem import Operand, Problem
+from tritongemm.core.scaling import SCALED_BLOCK
 from tritongemm.numerics import epilogues
 from tritongemm.plugins.contracts import Family
 
@@ -30,6 +31,16 @@ def deviation(c: Tensor, exact: Tensor, magnitude: Tensor) -> float:
     return float(torch.where(same, 0.0, error).max())
 
 
+def deviation_of_factors(problem: Problem, c: Tensor) -> float:
+    """Return how far the largest number of each block of C is from its type's largest, relative to that.
+
+    Beyond it numbers of eight bits would be cut, which those in float32 are not; far below they would lose digits.
+    """
+    largest = epilogues.parts(c, problem.m)[0].unflatten(-1, (-1, SCALED_BLOCK)).abs().amax(-1)
+    error = (largest / problem.c.type.maximum - 1).abs()
+    return float(error[largest.isfinite() & (largest > 0)].max())
+
+
 def magnitudes(problem: Problem, family: Family, operands: Operands) -> Tensor:
     """Return the sum of the absolute values that each element of C adds up, in float64 in the shape of C."""
     positive = {name: _absolute(problem, name, tensor) for name, tensor in operands.items()}
@@ -51,6 +62,8 @@ def make_infinite(problem: Problem, operands: Operands) -> None:
     The interpreter knows neither in eight bits. A factor along K is NaN, because it depends on the order of sums and
     products whether an infinite one gives infinity.
     """
+    import torch
+
     if problem.in_blocks:
         return  # one would be the factor of finite numbers
     places = (("a", problem.m, (1, -1), float("inf")), ("b", problem.n, (0, problem.n // 2), float("nan")))
@@ -60,9 +73,13 @@ def make_infinite(problem: Problem, operands: Operands) -> None:
             continue
         if problem.operands[name].dtype.bytes > 1 and not problem.operands[name].dtype.is_integer:
             _put(operands[name], place, value)
-        elif spec is not None and spec.scaling is not None and spec.scaling.rows == 1 and spec.dtype.bytes > 1:
+        elif spec is not None and spec.scaling is not None and spec.scaling.rows == 1:
             factors = operands[f"scale_{name}"]
-            factors[tuple(size // 2 for size in factors.shape)] = float("nan") if spec.scaling.depth else value
+            middle = tuple(size // 2 for size in factors.shape)
+            if spec.dtype.name == "e8m0":
+                factors.view(torch.uint8)[middle] = E8M0_NAN
+            elif spec.dtype.bytes > 1:
+                factors[middle] = float("nan") if spec.scaling.depth else value
 
 
 def _put(matrix: Tensor, place: tuple[int, int], value: float) -> None:

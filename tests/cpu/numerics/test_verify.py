@@ -1,6 +1,7 @@
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,6 +60,18 @@ def test_integers_are_exact(dtype_c: str) -> None:
     assert (DENSE.tolerance(problem), verified(problem).error) == (0.0, 0.0)
     found = verified(problem, put(math.inf))  # one more than right
     assert not found.ok and found.error > 0, "one unit in one element shows"
+
+
+@each("name", ["dense", "a8w8", "a8w8_blockscale", "a16w4"])
+def test_another_activation_is_no_rounding(name: str) -> None:
+    family, b = registry.get(Family, name), {"dense": "bf16", "a16w4": "int4"}.get(name, "fp8e4m3fn")
+    a = "bf16" if name == "a16w4" else b
+    problem = family.problem(Problem(64, 64, 4096, *matrices(a, b, "bf16", layout="TN"), epilogue="silu"))
+    operands = family.make_inputs(problem, "cpu")
+    exact = family.reference(problem, operands)
+    for other in ("relu", "gelu"):
+        found = compare(problem, family, family.reference(replace(problem, epilogue=other), operands), exact)
+        assert found.error > 5 * found.tolerance, other
 
 
 def test_one_wrong_element_in_a_large_matrix() -> None:

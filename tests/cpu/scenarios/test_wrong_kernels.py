@@ -23,6 +23,8 @@ NARROW = Problem(150, 150, 350, *matrices(), bias="n")
 EVEN = Problem(144, 144, 320, *matrices())
 BLOCKS = product("a8w8_blockscale", 40, 1000, 1024, "fp8e4m3fnuz")
 GROUPS, GROUPED = Problem(90, 48, 64, *matrices(), groups=Groups(4)), Config("grouped", 16, 16, 32)
+GATED = Problem(40, 96, 350, *matrices(layout="TN"), epilogue="gelu_mul")
+IN_BLOCKS = Problem(40, 768, 160, *matrices("bf16", c="fp8e4m3fn", layout="TN"), epilogue="silu_mul_block")
 BLOCK_TILE = Config("tile", 16, 32, 64)
 FOUR_SPLITS = Config("tile", 16, 16, 16, split_k=4)  # of 10 blocks
 POLLED = replace(FOUR_SPLITS, options=(("poll", 1),))
@@ -108,6 +110,15 @@ EDITS = (
     Edit(
         "NaN becomes the largest fp8", ", propagate_nan=tl.PropagateNan.ALL", "",
         Problem(48, 48, 64, *matrices(c="fp8e4m3fnuz")), PLAIN,
+    ),
+    Edit("gate and up exchanged", "gate, up = acc", "up, gate = acc", GATED, PLAIN),
+    Edit(
+        "another GELU", "0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))",
+        "gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))", GATED, PLAIN,
+    ),
+    Edit(
+        "numbers beyond those of C's type", "axis=2) / 448", "axis=2) / 896",
+        IN_BLOCKS, Config("tile", 16, 256, 32), SM90, quick=True,
     ),
     Edit("one round of tiles", ", tiles, tl.num_programs(0), ", ", tl.num_programs(0), tl.num_programs(0), ",
          EVEN, PERSISTENT, replace(SM90, compute_units=32)),

@@ -5,8 +5,10 @@ anywhere shows, and rounding C contributes at most half its epsilon.
 """
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import ClassVar
 
+from tritongemm.core.epilogues import activation_of
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.problem import Problem
 from tritongemm.core.support import SUPPORTED, Support
@@ -54,5 +56,12 @@ class DenseFamily(StandardFamily):
         return problem.c.type.epsilon + accumulate
 
     def input_deviation(self, problem: Problem) -> float:
-        """Return the standard deviation of the random operands; keeps an eight-bit C well inside its range."""
-        return round((16 / problem.k**0.5) ** 0.5, 4) if problem.c.type.is_fp8 else 1.0
+        """Return the standard deviation of the random operands.
+
+        It keeps an eight-bit C well inside its range, and sums before an activation where that is curved: far from zero
+        all of them are the sum or nothing.
+        """
+        if not (problem.c.type.is_fp8 or activation_of(problem.epilogue)):
+            return 1.0
+        size = 1.0 if activation_of(problem.epilogue) else 16.0
+        return round(sqrt(size / sqrt(problem.k)), 4)

@@ -168,12 +168,9 @@ def test_all_pieces_of_a_block_are_for_both() -> None:
 
 
 def test_roles_meet_once_and_end_alone(assembly: dict[Config, tuple[str, str]]) -> None:
-    """Where no program writes to another's memory: there each of Triton's meetings stays."""
-    for config, (before, after) in assembly.items():
+    """Programs that write to each other's memory too: each waits for all that comes, or for its last slot."""
+    for before, after in assembly.values():
         met = [text.count("\tbarrier.sync \t1;\n") for text in (before, after)]
-        if config != AHEAD:
-            assert met[0] == met[1] and shorten(after) == after
-            continue
         assert met[0] > met[1] == 4, "of two ways into roles, and two in one that no warp has"
         ends = after.count("\tret;") - before.count("\tret;")
         assert ends >= 2 and met[0] - met[1] > 2 * ends, "each role's begin and end, and two of the first"

@@ -145,8 +145,8 @@ def test_programs_of_groups_are_adjacent_where_these_have_several_rows_of_tiles(
     assert [c.option("adjacent") for c in prune(configs, problem, SM90, rules).kept] == kept
 
 
-@each(("m", "ahead"), [(64, 4), (128, 4), (256, 2), (512, 0)])
-def test_weights_come_ahead_of_a_ring_of_usual_depth_up_to_256_rows(m: int, ahead: int) -> None:
+@each(("m", "ahead"), [(64, 4), (128, 4), (1024, 2), (2048, 0)])
+def test_weights_come_ahead_of_a_ring_of_usual_depth_up_to_1024_rows(m: int, ahead: int) -> None:
     problem = Problem(m, 8192, 4096)
     kept = [n for n in (0, 2, 4, 8) if "overlap" not in reasons(roles(64, 8, ahead=n), problem, SM90)]
     assert kept == [ahead]

@@ -26,12 +26,9 @@ _MEETINGS = 4  # that are left: of the first warps and of the others, and two of
 
 
 def shorten(assembly: str) -> str:
-    """Return a kernel's PTX with short ways into and out of its roles; unchanged where Triton writes it otherwise.
-
-    So is that of programs which write to each other's shared memory.
-    """
+    """Return a kernel's PTX with short ways into and out of its roles; unchanged where Triton writes it otherwise."""
     held, taken = _HELD.search(assembly), _FIRST.search(assembly)
-    if "barrier.cluster" in assembly or not (held and taken and int(taken["registers"]) > int(held[1])):
+    if not (held and taken and int(taken["registers"]) > int(held[1])):
         return assembly
     short, last = _LAST.subn("", assembly)
     short = _FIRST.sub(r"\g<made>inc\g<taken>", short, count=1)

@@ -31,6 +31,7 @@ SHARES = TERMS[:-1]
 # A term that takes a smaller share of the time counts as this much.
 LEAST_SHARE = 1e-3
 OPTIONS = ("swap_ab", "ahead", "early", "poll", "prefetch", "epilogue_parts", "share", "pair")
+AHEAD_ROWS = 256  # of problems, beyond which the tables have no kernel that fetches ahead
 DERIVED = ("waves", "last_wave", "resident", "registers", "from_lds", "in_flight", "loop", "width", "scaled_along_k")
 
 COLUMNS = ("low", "high", "mean", "spread", "linear")  # of a correction: a number for each feature
@@ -147,6 +148,8 @@ def features(
         np.full(rows, float(problem.scale_depth > 0)),
     ]
     shares = np.log(np.maximum(LEAST_SHARE, demand.terms[:, : len(SHARES)] / demand.seconds[:, None]))
+    if min(problem.m, problem.n) > AHEAD_ROWS:
+        settings[:, OPTIONS.index("ahead")] = 0
     settings = np.tile(settings, (rows // len(configs), 1))
     return np.hstack([shares, np.log2(np.maximum(demand.axes, 0.5)).T, np.stack(derived, axis=1), settings])
 

@@ -64,8 +64,9 @@ EARLY_START_ROWS = 64
 FETCH_AHEAD_ROWS = 256
 # Blocks that the warp that fetches brings into L2 ahead of a ring of the usual depth, by the rows (or columns) of
 # problems. On an H100 128 x 7168 x 2048 in tiles of 128 x 64 took 7.8 us with four, 8.5 with none and 8.4 with eight;
-# 256 x 7168 x 2048 in pairs of 128 x 128 9.6 with two, 9.8 with four and 10.3 with none.
-FETCHED_AHEAD = ((128, 4), (FETCH_AHEAD_ROWS, 2))
+# 256 x 7168 x 2048 in pairs of 128 x 128 9.6 with two, 9.8 with four and 10.3 with none. On an H200 448 x 2560 x 8192
+# took 29.8 us with two and 30.0 with none, 1024 x 1280 x 8192 31.0 and 31.2.
+FETCHED_AHEAD = ((128, 4), (1024, 2))
 
 
 def overlap(config: Config, problem: Problem, target: Target) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.cuda import Stream
 
 from tests.gpu.here import nvidia, triton
 from tests.support.nouns import BASELINE_ENTRY, Artifact, BuildPool, Launch, Machine, MeasureProtocol, fails, registry
@@ -27,18 +28,18 @@ SIZES = [(1, 4096, 4096), (64, 4096, 4096), (2048, 2048, 2048), (4096, 4096, 409
 
 
 @pytest.fixture(scope="module")
-def stream() -> Iterator[torch.cuda.Stream]:
+def stream() -> Iterator[Stream]:
     support = registry.available(Timer, "cupti")
     if not support:
         pytest.skip(support.reason)
     registry.get(Timer, "cupti").prepare()
     torch.zeros(1, device="cuda")
-    one = torch.cuda.Stream()
+    one = Stream()
     with torch.cuda.stream(one):
         yield one
 
 
-def operands_of(problem: Problem, machine: Machine, stream: torch.cuda.Stream) -> OperandSets:
+def operands_of(problem: Problem, machine: Machine, stream: Stream) -> OperandSets:
     device = driver.open_driver(machine.vendor).device(0)
     setup = MeasureSetup(problem, machine.target, MeasureProtocol(timer="cupti"), machine.vendor, 0)
     return OperandSets(setup, device, stream.cuda_stream)
@@ -77,7 +78,7 @@ def both(operands: OperandSets, prepared: PreparedCandidate, launches: int) -> t
 
 @pytest.mark.parametrize("size", SIZES)
 def test_our_kernels_take_as_long_by_either_clock(
-    size: tuple[int, int, int], gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
+    size: tuple[int, int, int], gpu_machine: Machine, compiler: BuildPool, stream: Stream, tmp_path: Path
 ) -> None:
     problem = Problem(*size)
     operands = operands_of(problem, gpu_machine, stream)
@@ -95,8 +96,8 @@ def test_our_kernels_take_as_long_by_either_clock(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_library_differs_by_its_gaps_at_most(
-    size: tuple[int, int, int], gpu_machine: Machine, stream: torch.cuda.Stream
+def test_a_library_differs_by_its_gaps_at_most(
+    size: tuple[int, int, int], gpu_machine: Machine, stream: Stream
 ) -> None:
     """An operation of several nodes has several gaps, which a graph counts and CUPTI does not (0.4 to 0.55 us each)."""
     problem = Problem(*size)
@@ -113,7 +114,7 @@ def test_the_library_differs_by_its_gaps_at_most(
     assert names and abs(theirs - ours) < max(0.05 * ours, 0.5e-6 if len(names) == 1 else 0.75e-6 * len(names))
 
 
-def test_a_librarys_graph_writes_to_its_own_memory_alone(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:
+def test_a_librarys_graph_writes_to_its_own_memory_alone(gpu_machine: Machine, stream: Stream) -> None:
     plain = Problem(256, 2048, 2048, *matrices("bf16", "int4", "bf16", layout="TN"))
     operands = operands_of(registry.get(Family, "a16w4").problem(plain), gpu_machine, stream)
     prepared = PreparedCandidate(operands.library_calls("mixed_input", 1))  # which allocates its result
@@ -130,7 +131,7 @@ def test_a_librarys_graph_writes_to_its_own_memory_alone(gpu_machine: Machine, s
 
 
 def test_names_stay_right_over_many_kernels(
-    gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
+    gpu_machine: Machine, compiler: BuildPool, stream: Stream, tmp_path: Path
 ) -> None:
     """CUPTI mistakes a kernel for a new one with its handle: code stays loaded while CUPTI is the clock."""
     problem = Problem(64, 1024, 1024)
@@ -148,7 +149,7 @@ def test_names_stay_right_over_many_kernels(
         prepared.unload()
 
 
-def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch.cuda.Stream) -> None:
+def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: Stream) -> None:
     problem = Problem(256, 256, 256)
     operands = operands_of(problem, gpu_machine, stream)
     operation = registry.get(LibraryBackend, "torch").operation(problem, operands.sets[0])
@@ -161,9 +162,7 @@ def test_a_kernel_by_another_name_is_refused(gpu_machine: Machine, stream: torch
     graph.destroy()
 
 
-def test_a_module_marks_its_launches(
-    gpu_machine: Machine, compiler: BuildPool, stream: torch.cuda.Stream, tmp_path: Path
-) -> None:
+def test_a_module_marks_its_launches(gpu_machine: Machine, compiler: BuildPool, stream: Stream, tmp_path: Path) -> None:
     """The generated module's --trace, as rocprofv3 watches it on AMD, watched by CUPTI."""
     import importlib.util
 

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,9 +50,7 @@ def test_where_nothing_is_right_nothing_wins(tmp_path: Path) -> None:
     class Nothing(FakeEvaluator):
         """A device on which every result is wrong."""
 
-        def race(
-            self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False
-        ) -> RaceResult:
+        def race(self, problem: Problem, artifacts: Sequence[Artifact], *_: Any, **__: Any) -> RaceResult:
             trials = tuple(Trial(a.config, "wrong", "error 9 > 0.1", stage="final") for a in artifacts)
             return RaceResult(trials, {}, True, library_wrong="error 0.5 > 0.008")
 

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Pair = tuple[Tensor, Tensor]
+
 BLOCK = 128
 
 
@@ -27,9 +29,7 @@ def scaled_mm(
     return _product(a, scale_a, b, of_b).to(output_dtype)
 
 
-def fp8_gemm_nt(
-    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], d: Tensor, c: Tensor | None = None, **options: Any
-) -> None:
+def fp8_gemm_nt(a: Pair, b: Pair, d: Tensor, c: Tensor | None = None, **options: Any) -> None:
     """`deep_gemm.fp8_gemm_nt` on Hopper: D = A B^T, A's factors where its copy engine can read them."""
     (left, of_a), (right, of_b) = a, b
     (m, k), n = left.shape, right.shape[0]
@@ -46,9 +46,7 @@ def bf16_gemm_nt(a: Tensor, b: Tensor, d: Tensor) -> None:
     d.copy_(a.float() @ b.float().T)
 
 
-def m_grouped_fp8_gemm_nt_contiguous(
-    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], d: Tensor, layout: Tensor, **options: Any
-) -> None:
+def m_grouped_fp8_gemm_nt_contiguous(a: Pair, b: Pair, d: Tensor, layout: Tensor, **options: Any) -> None:
     """`deep_gemm`'s product of groups one after another; the first row of every 128 says whose they are."""
     (left, of_a), (right, of_b) = a, b
     assert layout.dtype == torch.int32 and layout.shape == (left.shape[0],) and left.shape[0] % BLOCK == 0
@@ -60,9 +58,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
         fp8_gemm_nt((left[rows], part), (right[group], of_b[group]), d[rows])
 
 
-def m_grouped_fp8_gemm_nt_masked(
-    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], d: Tensor, counts: Tensor, expected_m: int, **options: Any
-) -> None:
+def m_grouped_fp8_gemm_nt_masked(a: Pair, b: Pair, d: Tensor, counts: Tensor, expected_m: int, **options: Any) -> None:
     """`deep_gemm`'s product of groups with equal room."""
     (left, of_a), (right, of_b) = a, b
     groups, room, _ = left.shape

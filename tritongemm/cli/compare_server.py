@@ -136,9 +136,9 @@ def _alternate(
         found = _measure(Server(server, environment, logs / f"{label}.log", client), sent, args)
         starts[label[0]].append(found)
         left = (time.monotonic() - begin) / done * (len(order) - done)
-        shell.report(
-            "; ".join([f"{label}: measured", *found.served, *([f"about {left:.0f} s are left"] if left else [])])
-        )
+        times = ", ".join(f"{values['tpot_ms']:.2f} ms at {name}" for name, values in found.medians.items())
+        said = [f"{label}: TPOT {times}", *found.served, *([f"about {left:.0f} s are left"] if left else [])]
+        shell.report("; ".join(said))
 
 
 def _measure(server: Server, sent: Sequence[Load], args: argparse.Namespace) -> _Start:

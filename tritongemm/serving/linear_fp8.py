@@ -54,9 +54,9 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     """Return the layout of activations' factors that the tuned kernel of a call reads; None where no row holds for it.
 
     Activations that are quantised already are served where their factors are stored so: `AS_IT_IS`; else where a row
-    wants those of a group padded, as DeepGEMM does: `COPIED`. With `near` a row
-    of another M holds too, where `serves_other_m` says so and none has this M. Where rows must be invariant, it is at
-    every M the first layout of a product that has rows, whatever their M.
+    wants those of a group padded, as DeepGEMM does, and they are dense, as CUTLASS's are, or the reverse: `COPIED`.
+    With `near` a row of another M holds too, where `serves_other_m` says so and none has this M. Where rows must be
+    invariant, it is at every M the first layout of a product that has rows, whatever their M.
     """
     x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     dispatcher = default_dispatcher()
@@ -109,7 +109,7 @@ def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
         yield AS_IT_IS, one
         m, by_groups = x_scale.shape[0], x_scale.dim() == 2 and 1 in (x_scale.shape[0], x_scale.stride(0))
         if by_groups and m % PADDED_ROWS and x_scale.shape[1] == cdiv(x.shape[-1], SCALED_BLOCK):
-            yield COPIED, one._replace(scale_a=_make_padded(x_scale))
+            yield COPIED, one._replace(scale_a=_make_other(x_scale))
         return
     q = torch.empty_like(x, dtype=weight.dtype)
     for layout in LAYOUTS:
@@ -118,12 +118,16 @@ def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
 
 
 def copy_factors(given: ScaledOperands) -> ScaledOperands:
-    """Return operands with activations' factors [M, groups] where those of one group are padded to 16 bytes."""
-    return given._replace(scale_a=_make_padded(given.scale_a).copy_(given.scale_a))
+    """Return operands with activations' factors [M, groups] padded where they are dense, and dense where padded.
+
+    Padded are those of a group to 16 bytes.
+    """
+    return given._replace(scale_a=_make_other(given.scale_a).copy_(given.scale_a))
 
 
-def _make_padded(factors: Tensor) -> Tensor:
-    strides = 1, round_up(factors.shape[0], PADDED_ROWS)
+def _make_other(factors: Tensor) -> Tensor:
+    m, padded = factors.shape[0], round_up(factors.shape[0], PADDED_ROWS)
+    strides = 1, m if factors.stride(1) == padded else padded
     return torch.empty_strided(factors.shape, strides, dtype=factors.dtype, device=factors.device)
 
 

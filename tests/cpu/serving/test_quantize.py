@@ -24,7 +24,7 @@ from tritongemm.numerics.scale_factors import scale_places
 from tritongemm.operations.factors import spread
 from tritongemm.operations.scaled_operands import ScaledOperands, read_product
 from tritongemm.serving import quantize as quantization
-from tritongemm.serving.linear_fp8 import AS_IT_IS, COPIED, BlockOperands, find_layout
+from tritongemm.serving.linear_fp8 import AS_IT_IS, COPIED, BlockOperands, copy_factors, find_layout
 from tritongemm.system import settings
 
 TYPES = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
@@ -205,6 +205,22 @@ def test_factors_are_stored_as_tuned_kernels_read_them(layout: str, m: int, stri
     assert find_layout(BlockOperands(empty(3, 512), w, scale), near=True) is None
     dense = torch.empty_strided((m, 4), (1, m), device="cuda:0")  # as CUTLASS takes them
     assert find_layout(BlockOperands(q, w, scale, dense), near=False) == {"groups": AS_IT_IS, "tma": COPIED}.get(layout)
+
+
+def test_padded_factors_are_copied_for_rows_of_dense_ones(gpu: Gpu) -> None:
+    """DeepGEMM's at an odd M; the copy has the strides that the row's kernel reads."""
+    dispatcher, empty = gpu
+    q, w, scale = (
+        empty(*size, dtype=kind)
+        for size, kind in (((3, 512), torch.float8_e4m3fn), ((256, 512), torch.float8_e4m3fn), ((2, 4), torch.float32))
+    )
+    dense, padded = (torch.empty_strided((3, 4), (1, across), device="cuda:0") for across in (3, 4))
+    one = next(iter(read_product(ScaledOperands(q, w, dense, scale)).problems()))
+    dispatcher.load([record(one)])
+    attach_device(dispatcher, {one: SimpleNamespace()})
+    assert find_layout(BlockOperands(q, w, scale, padded), near=False) == COPIED
+    host = ScaledOperands(q, w, torch.empty_strided((3, 4), (1, 4)), scale)
+    assert copy_factors(host).scale_a.stride() == (1, 3) and copy_factors(copy_factors(host)).scale_a.stride() == (1, 4)
 
 
 # --- Powers of two along K --------------------------------------------------------------------------------------------

@@ -181,8 +181,16 @@ def test_small_tiles_in_parts_rows_of_128_bytes_and_blocks_of_256() -> None:
     assert "long_blocks" not in reasons(long, fp8, SM90)
     assert "more than 256 rows" in reasons(long, replace(fp8, m=512), SM90)["long_blocks"]
     assert reasons(long, linear, SM90)["long_blocks"] == "512 B along K in a block, more than 256"
+    assert "long_blocks" not in reasons(replace(long, block_n=16), replace(linear, m=16), SM90)
     for problem in (linear, replace(linear, m=512)):
         assert "long_blocks" not in reasons(replace(long, block_k=128), problem, SM90)
+
+
+@each(("m", "kept"), [(16, True), (64, True), (63, True), (512, False)])
+def test_operands_are_exchanged_of_as_many_tiles_that_share_blocks_of_b(m: int, kept: bool) -> None:
+    config = Config("ws_tma_swapped", 16, 64, 128, num_warps=4, num_stages=10, options=(("swap_ab", 1),))
+    found = reasons(config, Problem(m, 1280, 8192, *matrices(layout="TN")), SM90)
+    assert ("swapped" not in found) == kept
 
 
 def test_skinny_winners_stay() -> None:

@@ -29,8 +29,9 @@ SUMS_LIMITS = {4: 184, 8: 200, 12: 130}
 # time, which come in faster the more of them are under way. Beyond ten, search spaces name every other depth.
 RING_SLOTS_LIMIT, DEEP_RING_LIMIT = 8, 16
 FEW_ROWS = 256
-# Bytes along K of a block of such a ring, which the copy engine fetches in two pieces of 128.
-MOST_BLOCK_BYTES = 256
+# Bytes along K of a block of such a ring, which the copy engine fetches in two pieces of 128; rows (or columns) of
+# problems and columns of tiles up to which twice as many gain.
+MOST_BLOCK_BYTES, FEWEST_ROWS = 256, 16
 # The same of a padded tile, that has no factors: 128 x 224 with two sums of all was a tenth faster than any other on an
 # H200, at 1024x7168x16384 in fp8.
 PADDED_SUMS_LIMIT = 224
@@ -92,16 +93,18 @@ def long_blocks(config: Config, problem: Problem, target: Target) -> str | None:
     """Blocks of 256 numbers of one byte along K are for few rows: warps that multiply wait less often for a block.
 
     On an H200 in fp8 64 x 4096 x 7168 took 9.6 us in blocks of 256 and 9.85 in blocks of 128. 256 x 4096 x 7168 took
-    15.0 and 14.2 us: where larger tiles win, only four of the longer blocks fit into shared memory.
+    15.0 and 14.2 us: where larger tiles win, only four of the longer blocks fit into shared memory. In bf16 and tiles
+    of 64 x 16 1 x 1280 x 8192 took 8.9 us in blocks of 256 and 9.5 in blocks of 128, 64 rows 11.8 and 11.5.
     """
     if config.block_k <= MOST_BLOCK_BYTES // 2:
         return None
-    if config.block_k * problem.a.type.bytes > MOST_BLOCK_BYTES:
-        return f"{config.block_k * problem.a.type.bytes} B along K in a block, more than {MOST_BLOCK_BYTES}"
-    few = min(problem.m, problem.n) <= FEW_ROWS
-    return (
-        None if few else f"blocks of {config.block_k} along K for {problem.m} x {problem.n}: more than {FEW_ROWS} rows"
-    )
+    block, rows = config.block_k * problem.a.type.bytes, min(problem.m, problem.n)
+    fewest = max(rows, config.block_n) <= FEWEST_ROWS
+    if block > MOST_BLOCK_BYTES * (1 + fewest):
+        return f"{block} B along K in a block, more than {MOST_BLOCK_BYTES}"
+    if rows <= FEW_ROWS:
+        return None
+    return f"blocks of {config.block_k} along K for {problem.m} x {problem.n}: more than {FEW_ROWS} rows"
 
 
 def factor_bytes(config: Config, problem: Problem) -> int:
@@ -192,11 +195,16 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def swapped(config: Config, problem: Problem, target: Target) -> str | None:
-    """Exchanging the operands pays where it makes fewer tiles of the same shape: of rows that are no multiple of 64."""
+    """Exchanging the operands pays where it makes fewer tiles of the same shape: of rows that are no multiple of 64.
+
+    Of as many it pays where several rows of tiles read the same blocks of B, which are wider so: on an H200
+    64 x 1280 x 8192 took 10.7 us in tiles of 16 x 64 and 11.5 in tiles of 64 x 16.
+    """
     rows, columns = config.block_n, config.block_m
     straight = cdiv(problem.m, rows) * cdiv(problem.n, columns)
     here = cdiv(problem.m, columns) * cdiv(problem.n, rows)
-    return f"{here} tiles, {straight} of {rows}x{columns} are no more" if straight <= here else None
+    shared = columns < problem.m <= FEW_ROWS
+    return f"{here} tiles, {straight} of {rows}x{columns} are no more" if straight < here + (not shared) else None
 
 
 def share(config: Config, problem: Problem, target: Target) -> str | None:

@@ -33,10 +33,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "masked": {"groups": 4, "group_form": "masked", "room": 1024},
 }
 SIZES = ((1, 512, 4096), (165, 219, 522), (1024, 1024, 4096))
+EPILOGUES = ("none", "silu_mul", "gelu", "gelu_tanh_mul_block", "add")
 MOST_SPLITS = 3  # more are more of the same
 MOST = 6  # configs of a template that are tried for a problem: all would take a quarter of an hour of two cores
 PARTS = 6  # into which the problems of a target are divided
-SAMPLE = 3000  # problems among which those are chosen that cover all pairs of their properties
+SAMPLE = 8000  # problems among which those are chosen that cover all pairs of their properties
 
 
 class FrontEndPassed(Exception):
@@ -66,7 +67,7 @@ def problems(target: Target) -> list[Problem]:
     dtypes = [d for d in DTYPES if "fnuz" not in d or target.fp8 == "fnuz"]
     named = product(FAMILIES, dtypes, ("", *GRANULARITIES))
     forms = [form for form in named if problem_of(target, *form, "TN", "none", "one", SIZES[-1])]
-    rows = [(*form, *rest) for form in forms for rest in product(LAYOUTS, ("none", "n", "m"), KINDS, SIZES)]
+    rows = [(*form, *rest) for form in forms for rest in product(LAYOUTS, ("none", "n", "m"), KINDS, SIZES, EPILOGUES)]
     possible = (row for row in random.Random(0).sample(rows, len(rows)) if problem_of(target, *row))
     chosen = covering(list(islice(possible, SAMPLE)))
     assert {row[:2] for row in chosen} == {form[:2] for form in forms}
@@ -74,10 +75,12 @@ def problems(target: Target) -> list[Problem]:
 
 
 def problem_of(
-    target: Target, family: str, dtype: str, scales: str, layout: str, bias: str, kind: str, size: tuple[int, int, int]
-) -> Problem | None:
+    target: Target, family: str, dtype: str, scales: str, layout: str, bias: str, kind: str,
+    size: tuple[int, int, int], epilogue: str = "none",
+) -> Problem | None:  # fmt: skip
     rows_a, rows_b = (side == "T" for side in layout)
     given = {"row_major_a": rows_a, "row_major_b": rows_b, "bias": bias, "scales": scales, **KINDS[kind]}
+    given |= {"epilogue": epilogue}
     try:
         found = make_problem(Defaults.of(dtype, dtype, family=family), *size, given)
     except InputError:
@@ -112,7 +115,12 @@ def refusals(problems: Iterable[Problem], target: Target, most: int) -> dict[str
 
 
 @apart(
-    ("gfx942", "a8w8", {"dtype_a": "int8", "bias": "m"}, 5),  # the fifth is a split tile of over 8192 elements
+    (
+        "gfx942",
+        "a8w8",
+        {"dtype_a": "int8", "bias": "m", "epilogue": "silu_mul"},
+        5,
+    ),  # the fifth is a split tile of over 8192 elements
     heavy("gfx950", "a4w4_blockscale", {"groups": 4}, 4),
     heavy("sm90", "a8w8_blockscale", {"scales": "group"}, 3),
 )

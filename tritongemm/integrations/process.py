@@ -147,34 +147,43 @@ def make_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | 
     return hook
 
 
-_UNCOUNTED: Final = server_calls.product_or  # a capture puts a function that counts in its place
-
-
-def make_layer_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | None]) -> Callable[..., Any]:
+def make_layer_hook(
+    server: str, served: str, read: Callable[..., Callable[[], Any] | None], holds: str = ""
+) -> Callable[..., Any]:
     """Return the same for a method of layers: ``hook(function, method, layer, x, …)``.
+
+    `holds` names the attribute of x and of the result that is a tensor, where they are none themselves.
 
     Calls that the server was found to compute itself are not looked at again until rows are added: an eager prefill has
     hundreds, and a look costs several microseconds. A call is looked at again while gradients are wanted, graphs are
     captured or calls are counted.
     """
     hook = make_hook(server, served, read)
+    of_layer, of_x = [*signature(read).parameters][2:4]
+
+    def find(held: Any) -> Any:
+        return attribute(held, holds) if holds else held
 
     @wraps(read)
-    def ask_once(original: Callable[..., Any], method: Any, layer: Any, x: Tensor, *more: Any, **named: Any) -> Any:
+    def ask_once(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        layer = given[1] if len(given) > 1 else named.get(of_layer)
         if torch.compiler.is_compiling() or not isinstance(layer, torch.nn.Module):
-            return hook(original, method, layer, x, *more, **named)
+            return hook(original, *given, **named)
+        x = find(given[2] if len(given) > 2 else named.get(of_x))
+        if not isinstance(x, Tensor):
+            return hook(original, *given, **named)
         declined = default_dispatcher().calls.declined.get(layer, ())
         key = x.shape, x.dtype, x.is_contiguous()
-        if key in declined and server_calls.product_or is _UNCOUNTED:
-            return original(method, layer, x, *more, **named)
+        if key in declined and server_calls.product_or is server_calls.UNCOUNTED:
+            return original(*given, **named)
         computed: list[Any] = []
 
-        def compute(*given: Any, **rest: Any) -> Any:
-            computed[:] = [original(*given, **rest)]
+        def compute(*changed: Any, **rest: Any) -> Any:
+            computed[:] = [original(*changed, **rest)]
             return computed[0]
 
-        result = hook(compute, method, layer, x, *more, **named)
-        if computed and result is computed[0] and not _may_change(x):
+        result = hook(compute, *given, **named)
+        if computed and find(result) is find(computed[0]) and not _may_change(x):
             keep(default_dispatcher().calls.declined.setdefault(layer, {}), key, None)
         return result
 
@@ -185,7 +194,11 @@ def _may_change(x: Tensor) -> bool:
     """Return whether a call is served or not for other reasons than its sizes and the rows."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled() or torch._C._len_torch_dispatch_stack():
         return True
-    return server_calls.product_or is not _UNCOUNTED or not x.is_cuda or torch.cuda.is_current_stream_capturing()
+    return (
+        server_calls.product_or is not server_calls.UNCOUNTED
+        or not x.is_cuda
+        or torch.cuda.is_current_stream_capturing()
+    )
 
 
 def replace(server: str, served: str, places: Mapping[Any, str], read: Callable[..., Callable[[], Any] | None]) -> None:

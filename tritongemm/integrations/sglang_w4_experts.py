@@ -102,7 +102,7 @@ def _make_hook() -> Callable[..., Any]:
         factor = attribute(config, sglang_moe.FACTOR) or 1.0
         return lambda: StandardCombineInput(server_calls.mixture_or(operands, compute, factor, route))
 
-    return process.make_hook("SGLang", SERVED, read)
+    return process.make_layer_hook("SGLang", SERVED, read, "hidden_states")
 
 
 def _is_clamped(config: Any) -> bool:

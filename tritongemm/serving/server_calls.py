@@ -106,6 +106,9 @@ def product_or(operands: BlockOperands, otherwise: Call) -> Tensor:
     return otherwise() if layout is None else compute(operands, layout)
 
 
+UNCOUNTED: Final = product_or  # in whose place a capture puts a function that counts
+
+
 def _find_layout(operands: BlockOperands, otherwise: Call) -> str | None:
     """Return the layout of activations' factors for a tuned kernel; None where the server computes a call."""
     x, weight, invariant = operands.x, operands.weight, default_dispatcher().wants_invariant_rows

@@ -4,7 +4,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,3 +122,19 @@ def test_what_the_server_computes_is_asked_once(unloaded: Dispatcher, monkeypatc
         patch.setattr(server_calls, "product_or", lambda *given: None)
         hook(lambda method, layer, x: x, None, layer, torch.ones(2, 2))
     assert asked[4:] == [1, 1, 1, 2, 2]
+
+
+def test_a_mixture_that_the_server_computes_is_asked_once(unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    """Its activations and result are held by objects, and its arguments may have their names."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    asked: list[Any] = []
+
+    def read(own: Any, method: Any, layer: Any, given: Any) -> Any:
+        asked.append(given)
+        return lambda: SimpleNamespace(hidden_states=own().hidden_states)
+
+    hook, layer = process.make_layer_hook("server", "mixture", read, "hidden_states"), torch.nn.Linear(2, 2)
+    given = SimpleNamespace(hidden_states=torch.ones(1, 2))
+    with torch.no_grad():
+        assert all(hook(lambda method, layer, given: given, None, layer=layer, given=given) for _ in range(3))
+    assert asked == [given]

@@ -244,7 +244,8 @@ def reads_b(template: str, problem: Problem) -> bool:
     if problem.groups and problem.fold > 1 and facts.descriptors:
         return False  # columns of gate and of up are apart there, and a descriptor reads neighbours
     if in_fragments(problem) or facts.fragments:
-        return facts.fragments and in_fragments(problem)
+        multiplies = not facts.descriptors or problem.a.type.bytes == 2  # A as the copy engine fetches it
+        return facts.fragments and in_fragments(problem) and multiplies
     if has_four_bit_weight(problem):
         return facts.four_bits
     return problem.b.order == PLAIN or (facts.pieces and pieces_of_b(problem) is not None)

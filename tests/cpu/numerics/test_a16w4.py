@@ -56,6 +56,8 @@ def in_order(problem: Problem, order: str) -> Problem:
     (replace(in_order(NVFP4, "fragments"), n=48, k=384), SM90),
     (FP8.problem(MX), GFX942),
     (FP8.problem(BY_INT4, "row_weight_64_zeros"), SM90),
+    (replace(in_order(FP8.problem(BY_INT4, "row_weight_128"), "fragments"), n=48), SM90),
+    (replace(in_order(FP8.problem(MX, "row_weight_mx"), "fragments"), n=48, groups=GROUPS), SM90),
     (in_order(IN_GROUPS, "halves_128"), GFX942),
     (MASKED, GFX942),
     heavy(replace(FP8.problem(MX, "mx"), groups=GROUPS), SM90),

@@ -26,7 +26,8 @@ class EightByFourFamily(FourBitWeightFamily):
     summary = "fp8 or int8 by a weight of fp4 (--scales mx, row_weight_mx, block_weight_mx) or int4 (row_weight_128, …)"
     defaults = Defaults.of("fp8", "fp4e2m1", "bf16", layout="TN")
     variants: ClassVar[Mapping[str, Defaults]] = {
-        "a8w4_halves_32": Defaults.of("fp8", "fp4e2m1", "bf16", layout="TN", order="halves_32")
+        f"a8w4_{order}": Defaults.of("fp8", "fp4e2m1", "bf16", layout="TN", order=order)
+        for order in ("halves_32", "fragments")
     }
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:

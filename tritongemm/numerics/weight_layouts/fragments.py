@@ -24,12 +24,13 @@ class Fragments(WeightLayout):
 
     def supports(self, problem: Problem) -> Support:
         """Return whether a problem's B divides into blocks."""
-        four_bits = problem.b.type.packed == 2 and problem.a.type.bytes == 2
+        of_a = problem.a.scaling
+        four_bits = problem.b.type.packed == 2 and problem.a.type.packed == 1 and (of_a is None or not of_a.depth)
         if four_bits and problem.layout == "TN" and problem.n % COLUMNS == 0 and problem.k % DEPTH == 0:
             return SUPPORTED
         return Support(
-            "B in the order fragments is a weight of four bits, column-major (-col_b), beside an A of 16 bits that "
-            f"is row-major, with N a multiple of {COLUMNS} and K of {DEPTH}"
+            "B in the order fragments is a weight of four bits, column-major (-col_b), beside a row-major "
+            f"A without factors that change along K, with N a multiple of {COLUMNS} and K of {DEPTH}"
         )
 
     def fragments(self) -> bool:

@@ -40,6 +40,7 @@ _FORMATS: Final = {
     "gptqmodel": {
         **dict.fromkeys(("TorchQuantLinear", "TorchLinear", "TritonV2QuantLinear", "TritonV2Linear"), _GPTQ),
         **dict.fromkeys(("AwqTorchQuantLinear", "AwqTorchLinear", "AwqGEMMQuantLinear", "AwqGEMMLinear"), _AWQ),
+        "AwqGEMMTritonLinear": _AWQ,
         **dict.fromkeys(("MarlinQuantLinear", "MarlinLinear", "AwqMarlinQuantLinear", "AwqMarlinLinear"), _MARLIN),
     },
     "awq": {"WQLinear_GEMM": _AWQ},

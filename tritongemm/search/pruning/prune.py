@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import product, starmap
 from math import prod
-
-import numpy as np
-import numpy.typing as npt
+from operator import add, itemgetter
 
 from tritongemm.codegen.config_memo import RecordingConfig
 from tritongemm.codegen.template_facts import search_facts
@@ -20,9 +19,9 @@ from tritongemm.plugins.contracts.searching import Pruned
 from tritongemm.search.pruning.rules import RULES, Check, Rule
 from tritongemm.search.typical import typical
 
-Mask = npt.NDArray[np.bool_]
+Place = tuple[int, ...]
 # A dropped candidate: the places of its values among those of the space, and its name with the reason.
-Dropped = tuple[tuple[int, ...], str]
+Dropped = tuple[Place, str]
 
 
 class ListedCandidates:
@@ -52,52 +51,24 @@ class ListedCandidates:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some axes of a product, and which combinations of their values are left."""
+    """Some axes of a product in the space's order, and the places of the values of each combination that is left."""
 
     axes: tuple[int, ...]
-    values: tuple[tuple[int, ...], ...]
-    left: Mask
+    left: list[Place]
 
-    def shortened(self) -> _Part:
-        """Return the part without the values that no combination left has."""
-        values, left = list(self.values), self.left
-        for axis in range(len(values)):
-            extents = left.shape
-            if extents[axis] == 1:
-                continue  # a part has combinations left
-            # The outer axes first: that pass reads all of memory in order, and leaves little for the other.
-            folded = np.bitwise_or.reduce(left.reshape(prod(extents[:axis]), -1), axis=0)
-            used = np.flatnonzero(folded.reshape(extents[axis], -1).any(axis=1))
-            if len(used) < len(values[axis]):
-                values[axis] = tuple([values[axis][i] for i in used])
-                left = left.take(used, axis)
-        return _Part(self.axes, tuple(values), left)
-
-    def first(self) -> tuple[int, ...]:
-        """Return the place of the first combination that is left."""
-        return _first(self.left)
-
-    def write(self, place: Sequence[int], point: list[int]) -> None:
-        """Set the values of these axes in a config's point to those at a place."""
-        for axis, values, i in zip(self.axes, self.values, place, strict=True):
-            point[axis] = values[i]
+    def write(self, row: Place, place: list[int]) -> None:
+        """Set the places on these axes to those of a combination."""
+        for axis, i in zip(self.axes, row, strict=True):
+            place[axis] = i
 
     def joined(self, other: _Part) -> _Part:
         """Return a part with the axes of two, and each combination of what the two have left."""
-        values = dict(zip(self.axes + other.axes, self.values + other.values, strict=True))
-        axes = tuple(sorted(values))
-        return _Part(axes, tuple([values[axis] for axis in axes]), self.outer(self.left, other, other.left))
-
-    def outer(self, mine: Mask, other: _Part, others: Mask) -> Mask:
-        """Return a mask over the axes of two parts, True where a mask over each part's axes is."""
-        order = np.argsort(self.axes + other.axes)
-        both: Mask = np.logical_and.outer(mine, others).transpose(order).copy()
-        return both
+        both = self.axes + other.axes
+        in_order = _picker(sorted(range(len(both)), key=both.__getitem__))
+        return _Part(in_order(both), sorted(map(in_order, starmap(add, product(self.left, other.left)))))
 
 
-_NO_AXES = _Part((), (), np.ones((), bool))
-_ALL = slice(None)
-PLACES_AT_ONCE = 4096  # places that are looked up in an array; most are settled with others before their turn comes
+_NO_AXES = _Part((), [()])
 
 
 @dataclass(frozen=True)
@@ -110,19 +81,14 @@ class ProductCandidates:
     @classmethod
     def of_space(cls, space: TemplateSpace) -> ProductCandidates:
         """Return all configs of a template's space."""
-        each = (_Part((i,), (values,), np.ones(len(values), bool)) for i, (_, values) in enumerate(space.values))
-        return cls(space, tuple(each))
+        return cls(space, tuple([_Part((i,), [(j,) for j in range(len(v))]) for i, (_, v) in enumerate(space.values)]))
 
     def __len__(self) -> int:
-        return prod(int(np.count_nonzero(part.left)) for part in self.parts)
+        return prod(len(part.left) for part in self.parts)
 
     def kept(self) -> list[Config]:
         """Return the candidates that are left, in the order of the space."""
-        if not len(self):
-            return []
-        joined = reduce(_Part.joined, (part.shortened() for part in self.parts), _NO_AXES)
-        places = np.argwhere(joined.left).tolist()
-        return [self.space.config(tuple([v[i] for v, i in zip(joined.values, place, strict=True)])) for place in places]
+        return [self._config(place) for place in reduce(_Part.joined, self.parts, _NO_AXES).left] if len(self) else []
 
     def without(self, rule: Rule, problem: Problem, target: Target) -> tuple[ProductCandidates, str]:
         """Return what `ListedCandidates.without` would, checking all that agree in what the rule reads at once."""
@@ -135,61 +101,57 @@ class ProductCandidates:
 
     def _without(self, check: Check, problem: Problem, target: Target) -> tuple[ProductCandidates, list[Dropped]]:
         """Return the candidates that one check of a rule keeps, and the first that it drops, if it drops any."""
-        first = list[Dropped]()
         if not len(self):
-            return self, first
+            return self, []
         axis_of = {name: axis for axis, (name, _) in enumerate(self.space.values)}
-        # A value of each axis; of those that the check has not read so far any that is left will do.
-        point = [0] * len(axis_of)
-        for part in self.parts:
-            part.write(part.first(), point)
         others, joined = list(self.parts), _NO_AXES  # `joined` has all axes that the check has read
-        unasked, dropped = joined.left.copy(), np.zeros((), bool)
-        places = _places(unasked)
-        known, names = set[str](), list[str]()  # names that the check has read, and names of the joined axes
-        while (place := next(places, None)) is not None:
-            joined.write(place, point)
-            config = RecordingConfig.watch(self.space.config(tuple(point)))
-            reason = check(config, problem, target)
-            if not config.read <= known:
-                known |= config.read
-                read = {axis_of[name] for name in config.read if name in axis_of}
-                for part in [part.shortened() for part in _take(others, read)]:
-                    at = dict(zip(joined.axes + part.axes, place + part.first(), strict=True))
-                    unasked = joined.outer(unasked, part, part.left)
-                    dropped = joined.outer(dropped, part, part.left)
-                    joined = joined.joined(part)
-                    place = tuple([at[axis] for axis in joined.axes])
-                names = [self.space.values[axis][0] for axis in joined.axes]
-                places = _places(unasked)
-            same = tuple([i if name in config.read else _ALL for name, i in zip(names, place, strict=True)])
-            unasked[same] = False
-            if reason is not None:
-                dropped[same] = True
-                first = first or [(self._place_of(point), f"{config.name}: {reason}")]
-        if not first:
-            return self, first
-        return replace(self, parts=(*others, replace(joined, left=joined.left & ~dropped))), first
+        # What the check says, by the axes that it reads for it, then by the places of their values.
+        answers = dict[Place, dict[Place, str | None]]()
+        while True:  # once more whenever the check has read axes of other parts
+            # A place on each axis; of those that the check has not read so far any that is left will do.
+            place = [0] * len(axis_of)
+            for part in others:
+                part.write(part.left[0], place)
+            at = {axis: i for i, axis in enumerate(joined.axes)}
+            known = [(_picker([at[axis] for axis in axes]), said) for axes, said in answers.items()]
+            reasons = list[str | None]()
+            for row in joined.left:
+                for pick, said in known:
+                    if (key := pick(row)) in said:
+                        reasons.append(said[key])
+                        break
+                else:
+                    joined.write(row, place)
+                    config = RecordingConfig.watch(self._config(place))
+                    reasons.append(check(config, problem, target))
+                    axes = tuple(sorted(axis_of[name] for name in config.read if name in axis_of))
+                    said = answers.setdefault(axes, {})
+                    said[tuple([place[axis] for axis in axes])] = reasons[-1]
+                    if taken := _take(others, axes):
+                        joined = reduce(_Part.joined, taken, joined)
+                        break
+                    if len(known) < len(answers):
+                        known.append((_picker([at[axis] for axis in axes]), said))
+            else:
+                break
+        dropped = next((i for i, reason in enumerate(reasons) if reason is not None), None)
+        if dropped is None:
+            return self, []
+        joined.write(joined.left[dropped], place)
+        first = (tuple(place), f"{self._config(place).name}: {reasons[dropped]}")
+        kept = [row for row, reason in zip(joined.left, reasons, strict=True) if reason is None]
+        return replace(self, parts=(*others, replace(joined, left=kept))), [first]
 
-    def _place_of(self, point: Sequence[int]) -> tuple[int, ...]:
-        """Return the place of each of a config's values among those of its axis in the space."""
-        return tuple([values.index(value) for (_, values), value in zip(self.space.values, point, strict=True)])
+    def _config(self, place: Sequence[int]) -> Config:
+        """Return the config with these values, by their places on the axes of the space."""
+        return self.space.config(tuple([v[i] for (_, v), i in zip(self.space.values, place, strict=True)]))
 
 
-def _first(mask: Mask) -> tuple[int, ...]:
-    """Return the first place of an array that is True."""
-    return tuple([int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape)])
-
-
-def _places(mask: Mask) -> Iterator[tuple[int, ...]]:
-    """Yield the places of an array that are True when their turn comes, in order."""
-    flat, shape = mask.reshape(-1), mask.shape or (1,)
-    for start in range(0, flat.size, PLACES_AT_ONCE):
-        there = start + np.flatnonzero(flat[start : start + PLACES_AT_ONCE])
-        places = np.transpose(np.unravel_index(there, shape)).tolist()
-        for i, place in zip(there.tolist(), places, strict=True):
-            if flat[i]:
-                yield tuple(place[: mask.ndim])
+def _picker(places: Sequence[int]) -> Callable[[Place], Place]:
+    """Return a function that picks some numbers of a tuple, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda row: tuple([row[i] for i in places])
 
 
 def _take(parts: list[_Part], axes: Collection[int]) -> list[_Part]:

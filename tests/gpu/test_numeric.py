@@ -132,8 +132,7 @@ def test_dtypes(gpu: GpuEvaluator, compiler: BuildPool, index: int) -> None:
         pytest.skip("this GPU has fewer combinations")
     odd = Problem(33, 50, 99, *matrices(*sets[index], layout="TN"), bias="n")
     even = Problem(64, 128, 256, *matrices(*sets[index], layout="TN"))
-    chosen = [c for c in CONFIGS if c.block_k >= 32 or gpu.target.vendor == "amd"]
-    verify_all(gpu, compiler, [odd, even], chosen)
+    verify_all(gpu, compiler, [odd, even], [c for c in CONFIGS if c.block_k >= 32 or gpu.target.vendor == "amd"])
 
 
 def test_epilogues(gpu: GpuEvaluator, compiler: BuildPool) -> None:
@@ -176,8 +175,7 @@ def test_results_in_blocks(gpu: GpuEvaluator, compiler: BuildPool) -> None:
 def test_large_and_not_a_multiple_of_anything(gpu: GpuEvaluator, compiler: BuildPool) -> None:
     """4097 along M and N: the last tile holds one row and one column, and offsets are large."""
     chosen = [c for c in CONFIGS if c.template != "gemv"]
-    problems = [Problem(4097, 4097, 520, *matrices("bf16")), Problem(4097, 4104, 520)]
-    verify_all(gpu, compiler, problems, chosen)
+    verify_all(gpu, compiler, [Problem(4097, 4097, 520, *matrices("bf16")), Problem(4097, 4104, 520)], chosen)
 
 
 def test_many_rows_or_columns_or_a_long_sum(gpu: GpuEvaluator, compiler: BuildPool) -> None:

@@ -185,8 +185,7 @@ def test_sums_are_exact_beyond_float32(gpu_machine: Machine, config: Config, siz
     mine = Dispatcher()
     assert mine.load([record(problem, config)]) == 1
     for _ in range(3):  # counters and flags of cut tiles are as they were
-        found = mine.run(a, w, None, torch.int32)
-        assert torch.equal(found.long(), exact)
+        assert torch.equal(mine.run(a, w, None, torch.int32).long(), exact)
     assert str(mine.explain(a, w, None, torch.int32)).startswith("exact")
 
 
@@ -202,8 +201,7 @@ def test_scales_multiply_the_exact_sum(gpu_machine: Machine, config: Config, dis
     of_b = torch.randint(-10, 11, (n,), device="cuda").float().exp2()
     exact = (a.double() @ w.double().T) * of_a[:, None].double() * of_b[None, :].double()
     assert dispatcher.load([record(problem, config)]) == 1
-    found = tritongemm.scaled_mm(a, w, of_a, of_b, out_dtype=torch.float32)
-    assert torch.equal(found.double(), exact)
+    assert torch.equal(tritongemm.scaled_mm(a, w, of_a, of_b, out_dtype=torch.float32).double(), exact)
     assert tritongemm.explain("scaled_mm", a, w, of_a, of_b, out_dtype=torch.float32).startswith("exact")
 
 

@@ -52,5 +52,4 @@ class StandInSurvey:
     """Reports of a host with one GPU, of the target with the smallest search space."""
 
     def __call__(self, request: object) -> Iterator[HostFacts]:
-        target = target_files.load_target("gfx1100")
-        yield HostFacts(Machine(target, "amd", (0,), "W7900", ""), own_versions())
+        yield HostFacts(Machine(target_files.load_target("gfx1100"), "amd", (0,), "W7900", ""), own_versions())

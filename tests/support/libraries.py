@@ -41,8 +41,7 @@ def launch_at(problem: Problem, m: int) -> Launch:
 def entry(record: Record, code: bytes, **changes: Any) -> LibraryEntry:
     launches = tabulate(partial(launch_at, record.problem), record.m_from or record.problem.m, record.problem.m, 16)
     assert isinstance(launches, LaunchTable)
-    sha256 = hashlib.sha256(code).hexdigest()
-    kernel = LibraryKernel(sha256, "cubin", len(code), "0" * 40, TRITON, False, launches)
+    kernel = LibraryKernel(hashlib.sha256(code).hexdigest(), "cubin", len(code), "0" * 40, TRITON, False, launches)
     return LibraryEntry(record, replace(kernel, **changes))
 
 

@@ -43,8 +43,7 @@ def one_by_one(
 
 
 def dequantised(q: Tensor, powers: Tensor, layout: str, k: int) -> Tensor:
-    scaling = powers_of("mx_shuffled" if layout else "mx")
-    return numbers(q).double() * spread(powers, scaling, q.shape[0], k).double()
+    return numbers(q).double() * spread(powers, powers_of("mx_shuffled" if layout else "mx"), q.shape[0], k).double()
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ def alike(found: Any, wanted: Any, mode: str, k: int) -> Any:
     """What is wanted, which was found: the powers, and the numbers but for the interpreter's rounding of fp8."""
     for one, other in zip(found, wanted, strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
-    rows = found[0].shape[0]
-    powers, wanted_powers = (spread(pair[1], powers_of(mode), rows, k) for pair in (found, wanted))
+    powers, wanted_powers = (spread(pair[1], powers_of(mode), found[0].shape[0], k) for pair in (found, wanted))
     there = ~wanted_powers.isnan()  # rows of no expert hold what was not computed
     assert torch.equal(powers.isnan(), ~there) and torch.equal(powers[there], wanted_powers[there]), "powers"
     ours, theirs = (numbers(pair[0])[there] for pair in (found, wanted))

@@ -116,7 +116,6 @@ def profiled(kind: str, compiled: Path, folder: Path, patch: pytest.MonkeyPatch)
     try:
         timer: Timer = registry.get(Timer, PROFILERS[kind][0])
         timer.prepare()
-        clock = timer.clock(SimpleNamespace(synchronize=lambda: None), STREAM)
-        yield Profiled(clock, Playback(library, kind), library)
+        yield Profiled(timer.clock(SimpleNamespace(synchronize=lambda: None), STREAM), Playback(library, kind), library)
     finally:
         handle.cache_clear()

@@ -136,8 +136,7 @@ def test_a_pair_shares_the_larger_operand(assembly: dict[Config, tuple[str, str]
 def test_blocks_of_256_bytes_come_in_two_pieces() -> None:
     """Both pieces go to both programs of a pair, or into L2."""
     linear = registry.get(Family, "a8w8").problem(Problem(128, 4096, 7168, *matrices("int8", c="bf16", layout="TN")))
-    options = (("ahead", 2), ("pair", 1))
-    after = compiled(replace(PAIR, block_k=256, num_stages=5, options=options), linear)[2]
+    after = compiled(replace(PAIR, block_k=256, num_stages=5, options=(("ahead", 2), ("pair", 1))), linear)[2]
     copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global\S*", after)
     assert ["multicast" in c for c in copies] == [True, True, False, False] and after.count("prefetch.tensor") == 2
 
@@ -147,8 +146,7 @@ def test_rows_that_are_not_there_are_not_fetched(config: Config, rows: tuple[int
     """Beside one row of A the copy engine would write 63 of zeros, for which it takes as long as for others."""
     built, _, after = compiled(config, scaled())
     launches = [registry.get(KernelBackend, "triton").launch(built, scaled(m), SM90) for m in (1, 4096)]
-    boxes = [one.params[0].box for one in launches if isinstance(one, Launch)]
-    assert boxes == [(count, 128) for count in rows]
+    assert [one.params[0].box for one in launches if isinstance(one, Launch)] == [(count, 128) for count in rows]
     assert len(re.findall(r"expect_tx\S+ _, \[%r\d+\], expected;", after)) == (rows[0] == 1)
 
 

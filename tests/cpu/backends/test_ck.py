@@ -213,8 +213,7 @@ def test_aiters_b_has_instances_of_its_own(family: str, dtype: str, facts: Targe
     assert all(c.option("xdl", 16) == 16 and c.split_k == 1 for c in configs)
     assert all(c.option("pipeline") != 3 or c.block_m >= 64 * c.option("wave_m") for c in configs if template != "mx")
     assert says in ck_module.source(configs[0], problem)
-    odd = made(Problem(33, 544, 1024, *operands))
-    assert "must be multiples of" in ck.check(configs[0], odd, facts).reason
+    assert "must be multiples of" in ck.check(configs[0], made(Problem(33, 544, 1024, *operands)), facts).reason
     scales = "block_rows" if template == "ab_scale" else ""
     plain = made(Problem(33, 512, 1024, *matrices(dtype, c="bf16", layout="TN")), scales)
     assert not any(c.template.endswith("_shuffled") for c in ck.candidates(plain, facts))
@@ -276,8 +275,7 @@ def bundle(*entries: tuple[str, bytes]) -> bytes:
 def plan(folder: Path, *options: str, size: tuple[int, int, int] = (33, 100, 77)) -> Path:
     m, n, k = map(str, size)
     types = ["-dtype_a", "bf16", "-dtype_b", "bf16", "-dtype_c", "bf16"]
-    argv = ["-m", m, "-n", n, "-k", k, *types, "-o", str(folder), "--num_threads", "1", *options]
-    assert launch_plan.main(argv) == 0
+    assert launch_plan.main(["-m", m, "-n", n, "-k", k, *types, "-o", str(folder), "--num_threads", "1", *options]) == 0
     return folder / "plan_0.json"
 
 

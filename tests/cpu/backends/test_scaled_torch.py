@@ -274,8 +274,7 @@ def vllm(monkeypatch: Patch) -> None:
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize(("scales", "order"), [("weight_128", "plain"), ("weight_64_zeros", "halves_32")])
 def test_they_compute_what_the_family_means(scales: str, order: str) -> None:
-    plain = Problem(5, 64, 512, *matrices("bf16", "int4", "bf16", layout="TN", order=order))
-    problem = A16W4.problem(plain, scales)
+    problem = A16W4.problem(Problem(5, 64, 512, *matrices("bf16", "int4", "bf16", layout="TN", order=order)), scales)
     assert MIXED.supports(problem, load_target("sm90"))
     operands = A16W4.make_inputs(problem, "cpu") | {"c": torch.empty(5, 64, dtype=torch.bfloat16)}
     exact = A16W4.reference(problem, operands)

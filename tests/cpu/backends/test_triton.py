@@ -160,8 +160,7 @@ def test_rows_that_start_at_16_bytes_are_read_so() -> None:
     assert triton_backend.divisors(Problem(6, 33, 1001, *matrices(layout="NT"))) == {"M": 2, "stride_a": 2}
     target, config, wide = load_target("gfx942"), Config("tile", 32, 32, 64, num_warps=2), {}
     for k in (1024, 1000, 1001):
-        problem = Problem(64, 64, k, *matrices(layout="TN"))
-        code = TRITON.compile(TRITON.compile_job(config, problem, target))[1]
+        code = TRITON.compile(TRITON.compile_job(config, Problem(64, 64, k, *matrices(layout="TN")), target))[1]
         wide[k] = sum(w >> 26 == 0x38 and w >> 18 & 0x7F == 0x17 for w in words(code))  # buffer_load_dwordx4
     assert wide[1000] == wide[1024] > 0 == wide[1001]
 

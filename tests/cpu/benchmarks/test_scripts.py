@@ -117,8 +117,7 @@ def test_its_files_are_those_of_a_finished_run(tmp_path: Path, monkeypatch: Patc
     script = importlib.import_module("many_rows")
     problems = script.make_problems(9)
     script.write_results(tmp_path, problems)
-    defaults = Defaults.of("bf16", c="bf16")
-    assert [row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", defaults)] == problems
+    assert [row.problem for row in sizes.from_file(tmp_path / "sizes.yaml", Defaults.of("bf16", c="bf16"))] == problems
     assert [row.problem for row in sizes.from_file(tmp_path / "done.yaml", Defaults())] == problems
     before = (tmp_path / "done.yaml").read_bytes()
     monkeypatch.chdir(tmp_path)

@@ -36,8 +36,7 @@ def board(script: ModuleType) -> ModuleType:
 
 @pytest.fixture
 def no_gpu(monkeypatch: Patch) -> None:
-    here = Machine(load_target("sm90"), "", (), "H100", "no GPU here")
-    monkeypatch.setattr(machine, "find_machine", lambda *_: here)
+    monkeypatch.setattr(machine, "find_machine", lambda *_: Machine(load_target("sm90"), "", (), "H100", "no GPU here"))
 
 
 def row(m: int, n: int, us: dict[str, float | str], **more: Any) -> dict[str, Any]:

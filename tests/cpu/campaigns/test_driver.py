@@ -44,8 +44,7 @@ def last_stages(monkeypatch: Patch, tmp_path: Path) -> None:
 def test_all_stages_are_done_once(rig: Rig) -> None:
     run_campaign(rig.campaign(LOG))
     assert rig.done() == list(STAGES) and sorted(rig.tuned) == [109, 113, 128]
-    rows = sizes.from_file(rig.folder / "merged.yaml", Defaults())
-    assert [row.problem.m for row in rows] == [109, 113, 128]
+    assert [row.problem.m for row in sizes.from_file(rig.folder / "merged.yaml", Defaults())] == [109, 113, 128]
     before = {path.name: path.read_bytes() for path in rig.folder.iterdir() if path.is_file()}
     rig.said.clear()
     run_campaign(rig.campaign())

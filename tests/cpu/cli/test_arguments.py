@@ -103,8 +103,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("without_gpu")
 def test_sizes_are_printed_and_nothing_is_tuned(model: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.chdir(model)
-    argv = ["--model_dir", str(model), "--tp", "2", "--nsets", "4,32", "64", "--print_sizes"]
-    assert tune.main(argv) == 0
+    assert tune.main(["--model_dir", str(model), "--tp", "2", "--nsets", "4,32", "64", "--print_sizes"]) == 0
     out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()[1:]]
     assert [row[1] for row in rows] == ["4", "32", "64"] * 4

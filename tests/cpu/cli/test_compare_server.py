@@ -159,8 +159,7 @@ def test_gains_noise_and_agreement() -> None:
     lambda data: data["agreement"].update(x={"answers": -1}),
 ])  # fmt: skip
 def test_a_damaged_comparison_is_refused(damage: object) -> None:
-    times = {"without": [2.0], "with": [1.0]}
-    quantities = dict.fromkeys(("step_ms", "tpot_ms", "ttft_ms", "tokens_per_s"), times)
+    quantities = {key: {"without": [2.0], "with": [1.0]} for key in ("step_ms", "tpot_ms", "ttft_ms", "tokens_per_s")}
     data = {"kind": "comparison of a server", "command": [], "table": "t", "model": "m", "served": [],
             "agreement": {}, "start_s": {},
             "loads": [{"name": "batch 1", "m": 1, "predicted": None, "quantities": quantities}]}  # fmt: skip

@@ -190,8 +190,7 @@ def test_a_file_is_of_the_family_that_its_name_says(
     lines = [line.partition(",")[2].partition(",")[2] for line in _lines(output)]
     assert [line[: len(start)] for line, start in zip(lines, translated, strict=False)] == translated
     assert len(lines) == (len(translated) + (name == "a8w8_tuned_gemm.csv"))
-    said = capsys.readouterr().err
-    assert said.count("the file is of AITER's family") == len(problems) - max(0, len(lines) - 1)
+    assert capsys.readouterr().err.count("the file is of AITER's family") == len(problems) - max(0, len(lines) - 1)
     again = tmp_path / "again.yaml"
     again.write_text(results_format().write([record(problems[1], 1e-6, **H200)]), encoding="utf-8")
     is_written = name == "a8w8_blockscale_bpreshuffle_tuned_gemm.csv"

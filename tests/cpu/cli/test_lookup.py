@@ -78,8 +78,7 @@ def test_a_row_that_does_not_add_up_as_it_states_or_as_others_do_is_named(tmp_pa
         ),
     ):
         path.write_text(results_format().write(rows), encoding="utf-8")
-        lines = run(capsys, str(path), "-m", "16", *SIZE)[1]
-        (line,) = (line for line in lines if line.startswith("order"))
+        (line,) = (line for line in run(capsys, str(path), "-m", "16", *SIZE)[1] if line.startswith("order"))
         assert line.startswith("order     1x64, but does not serve where rows must be invariant: ") and why in line
 
 

@@ -116,8 +116,7 @@ def test_a_campaign_weighs_by_its_log(tmp_path: Path, capsys: Capsys) -> None:
 
 @drawn
 def test_a_library_is_shown(tmp_path: Path, capsys: Capsys) -> None:
-    records = [libraries.tuned(libraries.linear(m, 48, 64)) for m in (8, 16)]
-    libraries.write(tmp_path / "kernels.zip", *records)
+    libraries.write(tmp_path / "kernels.zip", *[libraries.tuned(libraries.linear(m, 48, 64)) for m in (8, 16)])
     assert report.main([str(tmp_path / "kernels.zip"), "-o", str(tmp_path / "report.html")]) == 0
     assert "2 results" in capsys.readouterr().out
 

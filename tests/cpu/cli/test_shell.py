@@ -170,8 +170,7 @@ def test_ignored_signals_and_those_after_the_work_change_nothing(tmp_path: Path)
     ignored = f"signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{MAIN}{READY}    time.sleep(0.2)\n    return 0\n"
     assert signalled(started(tmp_path, ignored), signal.SIGHUP) == (0, "")
     last = "atexit.register(lambda: (print('ready', flush=True), time.sleep(60)))"
-    text = f"import atexit\n{MAIN}    {last}\n    return 1\n"
-    assert signalled(started(tmp_path, text), signal.SIGINT) == (1, "")
+    assert signalled(started(tmp_path, f"import atexit\n{MAIN}    {last}\n    return 1\n"), signal.SIGINT) == (1, "")
 
 
 def test_a_second_signal_ends_no_merge(tmp_path: Path) -> None:

@@ -193,8 +193,7 @@ def test_stages_to_stop_after(tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 def test_another_target(tmp_path: Path, session_cache: Path, capsys: Capsys) -> None:
     argv = ["-m", "16", "-n", "16", "-k", "16", "--target", "gfx950", "--budget=1", "-o", str(tmp_path / "out.yaml")]
     assert tune.main([*argv, "--compile-only"]) == 0 and "compiling for gfx950 (" in capsys.readouterr().err
-    found = [p.read_bytes() for p in session_cache.glob("*/*/kernel.hsaco")]
-    assert "gfx950" in map(code_object.arch, found)
+    assert "gfx950" in map(code_object.arch, [p.read_bytes() for p in session_cache.glob("*/*/kernel.hsaco")])
 
 
 SIZE = ("-m", "16", "-n", "16", "-k", "16")

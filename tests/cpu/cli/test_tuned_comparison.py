@@ -89,8 +89,7 @@ def test_only_better_rows_are_taken_over(output: Path, capsys: Capsys) -> None:
     assert {row.problem.m: row.config for row in rows} == {m: NEW if m in BETTER else OLD for m in TIMES}
     kept = [line for line in before.splitlines() if line.split(",")[2] in ("17", "19")]
     assert set(kept) <= set(output.read_text().splitlines())
-    ours = sizes.from_results(output.with_suffix(".yaml"), Defaults())
-    assert sorted(row.problem.m for row in ours.rows) == BETTER
+    assert sorted(row.problem.m for row in sizes.from_results(output.with_suffix(".yaml"), Defaults()).rows) == BETTER
     assert gradlib.main([*words, "--update_improved", "--min_improvement_pct", "0.5"]) == 0
     rows = registry.get(TunerFormat, "aiter").read(output, output.read_text(), Defaults())
     assert {row.problem.m for row in rows if row.config == NEW} == {*BETTER, 17}

@@ -54,8 +54,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def test_every_template_is_tried_and_files_are_named_by_their_problem() -> None:
     in_fragments = (*FRAGMENTS, *FRAGMENTS_OF_GROUPS, WS_FRAGMENTS)
-    tried = {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED, *in_fragments)}
-    assert tried == set(template_facts.names())
+    assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED, *in_fragments)} == set(template_facts.names())
     assert render.module_name(Problem(16, 32, 64)) == "generated_kernel_16_32_64"
     others = [
         Problem(16, 32, 64, *matrices(layout="TN")),
@@ -261,8 +260,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     (folder / "refused.py").write_text(text.replace("acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc) + unknown"))
     record = Record(problem, "gfx942", SPLIT, "triton", 1.25e-5, 0.0, "model")
     winner = modules.write_winner(record, GFX942, folder)
-    other = replace(record, problem=Problem(33, 20, 40, *matrices("bf16")))
-    bf16 = modules.write_winner(other, GFX942, folder)
+    bf16 = modules.write_winner(replace(record, problem=Problem(33, 20, 40, *matrices("bf16"))), GFX942, folder)
     script = OTHERS.format(folder=str(folder), module=winner.stem, bf16=bf16.stem, config=PLAIN.name)
     return Runs(
         right=forked.run([str(module)], folder, environment()),

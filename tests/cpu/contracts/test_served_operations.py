@@ -97,8 +97,7 @@ def gpu(monkeypatch: Patch) -> Dispatcher:
 
 def hold(dispatcher: Dispatcher, of: Problem, kernel: StandInKernel, **changes: Any) -> DeviceKernels:
     """Have a dispatcher serve a row of a problem by a kernel, at other M too."""
-    config = Config("grouped" if of.groups else "tile", 16, 32, 64)
-    assert dispatcher.load([record(of, config, **changes)]) == 1
+    assert dispatcher.load([record(of, Config("grouped" if of.groups else "tile", 16, 32, 64), **changes)]) == 1
     kernels = attach_device(dispatcher, {} if changes else {of: kernel})
     kernels.binders = {(of, 0): lambda m: kernel}
     dispatcher._devices[-1] = kernels  # what a tensor on the CPU says that its device is

@@ -101,8 +101,7 @@ def test_read_pointers_alone_and_what_is_added_into_have_buffers(tmp_path: Path)
     problem = Problem(M, N, K)
     adding = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), (), zeroed=(Buffer("c", M * N * 2),))
     plain = Launch("k.co", "k", (1, 1, 1), (64, 1, 1), 0, (), ())
-    kept = [launch_plans._buffers(launch, problem)["c"]["init"] for launch in (adding, plain)]
-    assert kept == ["zero", "poison"]
+    assert [launch_plans._buffers(launch, problem)["c"]["init"] for launch in (adding, plain)] == ["zero", "poison"]
 
 
 def test_arguments_of_a_runtime_and_room_for_stream_k_are_in_the_plan(tmp_path: Path) -> None:

@@ -36,8 +36,7 @@ def rows(text: str, defaults: Defaults | None = None) -> list[FormatRow]:
 def test_a_result_of_every_tile_that_can_win_is_read_again(tmp_path: Path, arch: str, m: int, templates: int) -> None:
     """What is written must be served, timed and checked by later runs; some tiles are no powers of two."""
     problem, target = Problem(m, 6144, 4096, *matrices("bf16", layout="TN")), load_target(arch)
-    kept = prune(space(problem, target), problem, target).kept
-    configs = {(c.template, *c.tile): c for c in kept}.values()
+    configs = {(c.template, *c.tile): c for c in prune(space(problem, target), problem, target).kept}.values()
     assert len({c.template for c in configs}) >= templates
     # A file has a row for each size, and a tile is read alike whatever multiple of K there is.
     sizes_of = (replace(problem, k=problem.k * (i + 1)) for i in range(len(configs)))

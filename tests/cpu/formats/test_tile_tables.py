@@ -53,8 +53,7 @@ def test_the_name_has_the_sizes_the_device_and_so_the_encoding_of_fp8() -> None:
     assert first.config == Config("tile", 17, 64, 128, 16, num_warps=4, num_stages=4)
     assert table().splitlines()[rows[3].line - 1].strip() == '"8": {'  # type: ignore[operator]
     name = NAME.replace("NVIDIA_H200", "AMD_Instinct_MI300X")
-    text = table({8: row(waves_per_eu=2, kpack=1, matrix_instr_nonkdim=16)})
-    (found,) = VLLM.read(Path(name), text, Defaults())
+    (found,) = VLLM.read(Path(name), table({8: row(waves_per_eu=2, kpack=1, matrix_instr_nonkdim=16)}), Defaults())
     assert found.target == "gfx942" and found.problem.a.dtype == "fp8e4m3fnuz"
     assert found.config and found.config.options == (("kpack", 1), ("matrix_instr_nonkdim", 16), ("waves_per_eu", 2))
 
@@ -142,8 +141,7 @@ def test_new_tables_are_dense_and_short_ones_go_on_serving() -> None:
     text = written.files[NAME]
     assert list(json.loads(text)) == [str(m) for m in sorted({*LADDER, 13})]
     default = {**row(64, BLOCK_SIZE_N=128, GROUP_SIZE_M=32), "num_stages": 2}
-    ours = {**row(32, GROUP_SIZE_M=8), "num_warps": 8, "num_stages": 5}
-    assert served(text, 13) == served(text, 64) == ours
+    assert served(text, 13) == served(text, 64) == {**row(32, GROUP_SIZE_M=8), "num_warps": 8, "num_stages": 5}
     assert all(served(text, m) == default for m in LADDER if m != 64)
     assert [r.config for r in VLLM.read(Path(NAME), text, Defaults()) if r.problem.m == 13] == [result(13).config]
     text = table({m: row(16 + m) for m in (2048, 3072, 4096)})

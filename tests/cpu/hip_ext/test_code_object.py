@@ -68,8 +68,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
 
 
 def ptxas(folder: Path, sm: int) -> bytes:
-    text = (FAKES / "two_kernels.ptx").read_text()
-    (folder / "k.ptx").write_text(text.replace("sm_80", f"sm_{sm}"))
+    (folder / "k.ptx").write_text((FAKES / "two_kernels.ptx").read_text().replace("sm_80", f"sm_{sm}"))
     subprocess.run(
         [NVIDIA_BIN / "ptxas", f"-arch=sm_{sm}", folder / "k.ptx", "-o", folder / "k.cubin"], check=True, timeout=60
     )
@@ -296,8 +295,7 @@ def test_a_loop_that_spills_is_predicted_by_what_it_spills() -> None:
     config = Config("tile", 256, 256, 64, num_warps=8, options=(("kpack", 2), ("matrix_instr_nonkdim", 16)))
     built = compiled_loop("gfx942", config, "bf16", 4096, 4096)
     assert built.loop and built.loop.spilled
-    other = Config("tile", 256, 256, 64, num_warps=8, options=OPTIONS)
-    steady = compiled_loop("gfx942", other, "bf16", 4096, 4096)
+    steady = compiled_loop("gfx942", Config("tile", 256, 256, 64, num_warps=8, options=OPTIONS), "bf16", 4096, 4096)
     assert steady.loop and steady.loop.spilled == 0
     slow, fast = (model.predict(a.config, problem, target, a).seconds for a in (built, steady))
     assert slow > 1.2 * fast

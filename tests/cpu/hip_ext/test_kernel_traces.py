@@ -72,8 +72,7 @@ def test_incomplete_records_spoil_their_trace_and_late_ones_are_waited_for(profi
     poke(profiler.library, "dropped", 0 if profiler.counts_anew else 5)  # or the count never goes back
     fails(TraceError, "1 records without a valid start and end", profiler.traced(end=0).records, 1)
     assert len(profiler.traced().records(1)) == 1 and len(profiler.traced(hold=3).records(1)) == 1
-    late = profiler.traced(3000, 3100, hold=10_000)
-    fails(TraceError, "1 launches, but 0 records", late.records, 1, timeout=0.02)
+    fails(TraceError, "1 launches, but 0 records", profiler.traced(3000, 3100, hold=10_000).records, 1, timeout=0.02)
     poke(profiler.library, "time", 4000)
     with profiler.trace() as trace:  # still held back when this one starts
         poke(profiler.library, "hold", 0)

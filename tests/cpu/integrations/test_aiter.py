@@ -119,8 +119,7 @@ def test_a_mixture_with_aiters_further_arguments() -> None:
     one = torch.rand(3, 1)
     wide = one.expand(3, 256).contiguous(), one.expand(3, 128).contiguous()
     for of_expert in (one[:, 0], one, one[..., None]):
-        found = layer(w1_scale=of_expert, w2_scale=of_expert)
-        assert torch.equal(found, tritongemm.fused_moe(*given, "silu", *wide))
+        assert torch.equal(layer(w1_scale=of_expert, w2_scale=of_expert), tritongemm.fused_moe(*given, "silu", *wide))
     others: tuple[dict[str, Any], ...] = ({"a1_scale": TWO}, {"bias1": BIAS}, {"dtype": torch.half}, {"hidden_pad": 8})
     for other in others:
         refuses(f"{next(iter(other))} is not served", layer, **named, **other)

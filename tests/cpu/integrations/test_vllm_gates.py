@@ -120,8 +120,7 @@ def test_adapters_keep_the_product_of_gate_and_up(
     vllm._hook_loading(True)
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    config = SimpleNamespace(lora_config=lora)
-    BaseModelLoader().load_model(config)
+    BaseModelLoader().load_model(SimpleNamespace(lora_config=lora))
     assert asked == [wanted]
 
 

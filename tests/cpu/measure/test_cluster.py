@@ -152,8 +152,7 @@ def test_another_gpu_does_the_work_of_one_that_is_lost(monkeypatch: Patch, said:
     ray = fake_ray.put_in_place(monkeypatch, {"one": 1, "two": 1})
     first, second = evaluators(found(ray, said))
     lose_at(ray, monkeypatch, {1: "one"})
-    trials = list(first.screen(SIZE, ARTIFACTS, 1.0))
-    assert [(t.config, t.status) for t in trials] == [(c, "ok") for c in CONFIGS]
+    assert [(t.config, t.status) for t in list(first.screen(SIZE, ARTIFACTS, 1.0))] == [(c, "ok") for c in CONFIGS]
     assert said == ["a GPU of host one is lost; one of two does its work too"]
     assert len(list(second.screen(SIZE, ARTIFACTS, 1.0))) == 3
 

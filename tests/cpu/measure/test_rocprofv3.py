@@ -186,8 +186,7 @@ def test_the_final_race_is_run_by_the_tool(tool: Tool, monkeypatch: Patch) -> No
         yield Trial(CONFIGS[1], "wrong", "off by one", stage="final")
         yield from wrong
 
-    protocol = MeasureProtocol("rocprofv3", iters=3, warmup=2)
-    gpu = GpuEvaluator(load_target("gfx942"), "amd", 0, protocol, 30.0)
+    gpu = GpuEvaluator(load_target("gfx942"), "amd", 0, MeasureProtocol("rocprofv3", iters=3, warmup=2), 30.0)
     monkeypatch.setattr(gpu, "_process", SimpleNamespace(ask=ask))
     monkeypatch.setattr(registry.get(Backend, "triton"), "launch", lambda artifact, problem, target: None)
     final = gpu.race(Problem(64, 64, 64), [Artifact(c, "") for c in CONFIGS], "torch")

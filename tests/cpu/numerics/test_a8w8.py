@@ -109,8 +109,7 @@ def test_exported_kernels_are_distinguished_from_those_without_scales(tmp_path: 
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", str(path))
     asm = registry.get(KernelBackend, "asm")
     (config,) = asm.candidates(scaled, GFX942)
-    dense = Problem(scaled.m, scaled.n, scaled.k, *matrices("int8", c="bf16", layout="TN"))
-    assert asm.candidates(dense, GFX942) == []
+    assert asm.candidates(Problem(scaled.m, scaled.n, scaled.k, *matrices("int8", c="bf16", layout="TN")), GFX942) == []
     built, _, _ = asm.compile(asm.compile_job(config, scaled, GFX942))
     launch = registry.get(KernelBackend, "asm").launch(replace(built, path="x"), scaled, GFX942)
     ours = prepare.prepare_launches([record], GFX942, ArtifactCache(settings.cache_folder()))[scaled]

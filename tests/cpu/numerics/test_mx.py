@@ -43,8 +43,7 @@ def of(dtype: str, scales: str, m: int = 17, n: int = 48, k: int = 352, c: str =
 
 def uneven(dtype: str, scales: str, room: int = 0, n: int = 45, k: int = 330) -> Problem:
     """Groups of uneven M, two of them empty, whose rows begin within a block of shuffled scales."""
-    groups = Groups(len(UNEVEN), room, "captured", UNEVEN)
-    return of(dtype, scales, sum(UNEVEN), n, k, "bf16", groups=groups)
+    return of(dtype, scales, sum(UNEVEN), n, k, "bf16", groups=Groups(len(UNEVEN), room, "captured", UNEVEN))
 
 
 def _interpreted() -> bool:
@@ -152,12 +151,10 @@ def test_half_the_bytes_take_less_time_and_what_is_refused() -> None:
     gfx90a = load_target("gfx90a")
     assert "no matrix instruction" in registry.get(Family, "a4w4_blockscale").supports(of(FP4, ""), gfx90a).reason
     one = of(E4M3, "mx")
-    turned = one.stored(True, True)
-    assert "column-major" in registry.get(Family, "a8w8_blockscale").supports(turned, GFX950).reason
+    assert "column-major" in registry.get(Family, "a8w8_blockscale").supports(one.stored(True, True), GFX950).reason
     shuffled = replace(one, batch=3, b=one.b._replace(order="shuffled_16x16"))
     assert "are in rows or columns" in registry.get(Family, "a8w8_blockscale").supports(shuffled, GFX950).reason
-    small = Config("tile", 16, 32, 64)
-    assert "block_k must be a multiple of 128" in TRITON.check(small, of(FP4, ""), GFX950).reason
+    assert "block_k must be a multiple of 128" in TRITON.check(Config("tile", 16, 32, 64), of(FP4, ""), GFX950).reason
     reason = TRITON.check(Config("gemv", 1, 8, 16), of(FP4, ""), GFX950).reason
     assert "block_k must be a multiple of the 32 elements of one scale" in reason
     sm90 = load_target("sm90")

@@ -71,8 +71,7 @@ def test_a_checkpoint_has_the_numbers_that_it_stores(checkpoint: str, order: str
     assert packed.weight.is_contiguous() and packed.scale.is_contiguous()  # kernels take no others
     exact = X.double() @ ((NUMBERS - 8) * SCALES.t().repeat_interleave(GROUP, 1)).t()
     bias = torch.randn(N).bfloat16()
-    found = tritongemm.linear_w4(X, *packed, bias=bias, out_dtype=torch.float32)
-    assert deviation(found, exact + bias) < 2e-3
+    assert deviation(tritongemm.linear_w4(X, *packed, bias=bias, out_dtype=torch.float32), exact + bias) < 2e-3
     swapped = packed._replace(weight=packed.weight << 4 | packed.weight >> 4)
     shifted = packed._replace(scale=packed.scale.roll(1, 0))
     for wrong in (swapped, shifted):
@@ -117,8 +116,7 @@ def test_mxfp4_has_the_numbers_that_it_stores(order: str) -> None:
     weight = values[NUMBERS] * (exponents.double() - 127).exp2().repeat_interleave(32, 1)
     packed = tritongemm.pack_mxfp4(blocks, exponents, order=order)
     for x in (X, X.half()):  # powers beyond fp16 too, which PyTorch multiplies in float32
-        found = tritongemm.linear_w4(x, *packed, out_dtype=torch.float32)
-        assert deviation(found, x.double() @ weight.t()) < 1e-4
+        assert deviation(tritongemm.linear_w4(x, *packed, out_dtype=torch.float32), x.double() @ weight.t()) < 1e-4
     two = tritongemm.pack_mxfp4(blocks.expand(2, -1, -1, -1), exponents.expand(2, -1, -1), order=order)
     assert torch.equal(two.weight[1], packed.weight) and torch.equal(two.scale[1], packed.scale)
 
@@ -136,8 +134,7 @@ def test_nvfp4_has_the_numbers_that_it_stores(order: str) -> None:
     packed = tritongemm.pack_nvfp4(weight, stored, second, order=order)
     assert packed.scale.nbytes == 2 * stored.nbytes and packed.scale.is_contiguous() and packed.weight.is_contiguous()
     for x in (X, X.half()):
-        found = tritongemm.linear_w4(x, *packed, out_dtype=torch.float32)
-        assert deviation(found, x.double() @ exact.t()) < 4e-3
+        assert deviation(tritongemm.linear_w4(x, *packed, out_dtype=torch.float32), x.double() @ exact.t()) < 4e-3
     divided = tritongemm.pack_nvfp4(weight, stored, 1 / second, checkpoint_format="compressed-tensors", order=order)
     assert deviation(divided.scale, packed.scale.double()) < 1e-2 and torch.equal(divided.weight, packed.weight)
     for wrong in (
@@ -301,8 +298,7 @@ def of_marlin(numbers: Tensor) -> Tensor:
     for thread in range(32):
         for tile in range(4):
             rows = [2 * (thread % 4) + row for row in (0, 1, 8, 9)]
-            columns = [16 * tile + thread // 4, 16 * tile + thread // 4 + 8]
-            eight = [(row, column) for column in columns for row in rows]
+            eight = [(row, column) for column in [16 * tile + thread // 4, 16 * tile + thread // 4 + 8] for row in rows]
             for place, which in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
                 row, column = eight[which]
                 found[:, thread * 4 + tile :: 128, place] = numbers[row::16, column::64]

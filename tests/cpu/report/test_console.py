@@ -64,8 +64,7 @@ def test_libraries_that_are_wrong_are_counted(capsys: Capsys) -> None:
         row_of(SIZE, OURS, 9.0, None), toolchain={"torch": "2.13.0"}, library_wrong="error 0.5 > 0.008"
     )
     for compare in (False, True):
-        records = [wrong, row_of(OTHER, OURS, 12.0, 12.6)]
-        Reporter().records(records, load_target("gfx942"), compare)
+        Reporter().records([wrong, row_of(OTHER, OURS, 12.0, 12.6)], load_target("gfx942"), compare)
         fault = f"{SIZE.key} (torch 2.13.0: error 0.5 > 0.008)"
         assert f"library wrong at 1 of 2 sizes, so it did not race there: {fault}\n" in (
             said := capsys.readouterr().err
@@ -141,8 +140,7 @@ def test_what_comes_from_files_is_text(name: str) -> None:
     reporter = Reporter(verbose=True, console=console)
     reporter._errors = console
     reporter.records([reported, other], load_target("gfx942"), compare=True)
-    trials = {SIZE: [final(OURS, 9.0)], OTHER: [final(other.config, 9.0)]}
-    reporter.backends([reported, other], trials.__getitem__)
+    reporter.backends([reported, other], {SIZE: [final(OURS, 9.0)], OTHER: [final(other.config, 9.0)]}.__getitem__)
     again = Trial(OURS, "wrong", name, timer=name)
     tables.print_verified(reporter, [VerifiedResult(SIZE, again, name)], "by eye")
     tables.print_retimed(reporter, [RetimedResult(SIZE, again, None, reported)])

@@ -26,8 +26,7 @@ def test_merge_is_deterministic_and_keeps_other_rows(tmp_path: Path) -> None:
                 store.add_record(record(problem))
             store.merge((ONE, THREE))
     assert first.read_bytes() == second.read_bytes()
-    rows = sizes.from_file(first, Defaults())
-    assert [r.record for r in rows] == [record(TWO), record(ONE), record(THREE)]
+    assert [r.record for r in sizes.from_file(first, Defaults())] == [record(TWO), record(ONE), record(THREE)]
     with take(first) as store:
         store.merge((THREE, ONE))
     assert first.read_bytes() == second.read_bytes(), "merging again changes nothing"

@@ -42,8 +42,7 @@ def test_descriptors_cover_a_batch(shared: str, row_a: bool, row_b: bool, k: int
     """M is no multiple of a tile: what a block reads of the next product's rows must not reach C."""
     m = 19 if row_a else 24
     problem = Problem(m, 24, k, *matrices(layout="NT"[row_a] + "NT"[row_b], shared=shared), batch=2)
-    triton = registry.get(KernelBackend, "triton")
-    assert all(triton.check(config, problem, SM90) for config in DESCRIBED)
+    assert all(registry.get(KernelBackend, "triton").check(config, problem, SM90) for config in DESCRIBED)
     interpreted.check(problem, (TMA_POLLED,) if shared else DESCRIBED, SM90)
 
 

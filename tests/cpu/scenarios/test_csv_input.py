@@ -142,5 +142,4 @@ def test_an_output_that_is_not_understood_says_why(more: list[str], capsys: Caps
 def test_a_blank_line_above_the_names_stays_where_rows_are_written() -> None:
     """Every line of a file that results are written in stays, and the file is found again as what it is."""
     format_ = registry.get(TunerFormat, "aiter")
-    text = f"\r\n{HEADER}\r\n{SECOND}\r\n{FIRST}\r\n"
-    assert format_.arrange(text) == f"\r\n{HEADER}\r\n{FIRST}\r\n{SECOND}\r\n"
+    assert format_.arrange(f"\r\n{HEADER}\r\n{SECOND}\r\n{FIRST}\r\n") == f"\r\n{HEADER}\r\n{FIRST}\r\n{SECOND}\r\n"

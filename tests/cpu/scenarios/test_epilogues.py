@@ -35,14 +35,12 @@ DESCRIBED = [
 )
 def test_pointer_templates(epilogue: str, bias: str, configs: list[Config], /, interpreted: Interpreted) -> None:
     """Each template computes gated and plain products, with a bias along each side; activations are the same in all."""
-    problem = Problem(19, 48, 37, *matrices(layout="TN"), bias=bias, epilogue=epilogue)
-    interpreted.check(problem, configs, GFX942)
+    interpreted.check(Problem(19, 48, 37, *matrices(layout="TN"), bias=bias, epilogue=epilogue), configs, GFX942)
 
 
 @pytest.mark.parametrize("epilogue", ["silu_mul", "silu"])
 def test_descriptor_templates(interpreted: Interpreted, epilogue: str) -> None:
-    problem = Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue=epilogue)
-    interpreted.check(problem, DESCRIBED, SM90)
+    interpreted.check(Problem(19, 80, 40, *matrices("bf16", layout="TN"), epilogue=epilogue), DESCRIBED, SM90)
 
 
 def test_scaled_products_blocks_and_residuals_have_them(interpreted: Interpreted) -> None:

@@ -62,8 +62,7 @@ def test_gate_and_up(interpreted: Interpreted, counts: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("room", [0, 36])
 def test_scales_of_rows(interpreted: Interpreted, room: int) -> None:
-    problem = grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room)
-    interpreted.check(problem, [PLAIN, FEW, SERVED, ROW], GFX942)
+    interpreted.check(grouped("a8w8", 21, 37, "fp8e4m3fnuz", "bf16", room), [PLAIN, FEW, SERVED, ROW], GFX942)
 
 
 @pytest.mark.parametrize("room", [0, 36])

@@ -58,8 +58,7 @@ def test_matrix_units_add_int32(
     family: str, scales: str, config: Config, forms: set[str], cluster: int, /, monkeypatch: Patch
 ) -> None:
     problem = integers(family, 1000, 768, 1024, scales=scales, bias="n")
-    found = matrix_instructions(config, problem, monkeypatch)
-    assert found == ({f"{form}.s32.s8.s8" for form in forms}, cluster)
+    assert matrix_instructions(config, problem, monkeypatch) == ({f"{form}.s32.s8.s8" for form in forms}, cluster)
 
 
 def test_wide_tiles_are_multiplied_in_halves() -> None:

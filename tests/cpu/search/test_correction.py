@@ -67,8 +67,7 @@ def test_first_picks_at_sizes_it_has_not_seen(script: ModuleType, monkeypatch: P
 
 @pytest.mark.heavy
 def test_what_is_shipped_is_what_all_tables_teach(script: ModuleType) -> None:
-    paths = sorted(script.DATA.glob("h200_*.jsonl.gz"))
-    tables = [(path.name, table) for path in paths for table in script.read(path)]
+    tables = [(path.name, table) for path in sorted(script.DATA.glob("h200_*.jsonl.gz")) for table in script.read(path)]
     shipped = correction.fitted("sm90")
     assert shipped is not None
     given = script.examples(tables, shipped.templates)

@@ -244,8 +244,7 @@ def test_fp4_that_is_unpacked_takes_lds_as_bf16_too(config: Config, seen: int, /
     ((64, 64, 64), 4, 1, 40992),
 )
 def test_storing_c_takes_lds_of_rings(tile: tuple[int, int, int], num_stages: int, parts: int, seen: int, /) -> None:
-    options = (("epilogue_parts", parts),)
-    config = Config("persistent", *tile, num_warps=8, num_stages=num_stages, options=options)
+    config = Config("persistent", *tile, num_warps=8, num_stages=num_stages, options=(("epilogue_parts", parts),))
     fp8 = registry.get(Family, "a8w8")
     problem = fp8.problem(Problem(512, 4096, 4096, *matrices("fp8e4m3fn", c="bf16", layout="TN")))
     sm90 = target_files.load_target("sm90")

@@ -148,16 +148,14 @@ def test_programs_of_groups_are_adjacent_where_these_have_several_rows_of_tiles(
 @each(("m", "ahead"), [(64, 4), (128, 4), (1024, 2), (2048, 0)])
 def test_weights_come_ahead_of_a_ring_of_usual_depth_up_to_1024_rows(m: int, ahead: int) -> None:
     problem = Problem(m, 8192, 4096)
-    kept = [n for n in (0, 2, 4, 8) if "overlap" not in reasons(roles(64, 8, ahead=n), problem, SM90)]
-    assert kept == [ahead]
+    assert [n for n in (0, 2, 4, 8) if "overlap" not in reasons(roles(64, 8, ahead=n), problem, SM90)] == [ahead]
 
 
 def test_an_early_start_wants_compute_units_that_are_busy() -> None:
     """Two blocks of B come ahead where there is a round of programs at most, one where there are more."""
     for n, blocks in ((3072, []), (7168, [2]), (24576, [1])):
         early = [tile(64, 64, template="tma", ahead=ahead, early=1) for ahead in (0, 1, 2)]
-        kept = [c.option("ahead") for c in early if "overlap" not in reasons(c, Problem(64, n, 4096), SM90)]
-        assert kept == blocks
+        assert [c.option("ahead") for c in early if "overlap" not in reasons(c, Problem(64, n, 4096), SM90)] == blocks
 
 
 def test_small_tiles_in_parts_rows_of_128_bytes_and_blocks_of_256() -> None:

@@ -54,8 +54,7 @@ def test_strides_of_a_call(gpu: Gpu) -> None:
     assert dense.moved(dense.problems[0]) == {}
     # As a model's heads are stored: [tokens, heads, K], read head by head, written so too.
     heads, shared = strided((4, 16, 64), (96, 4 * 96, 1)), empty(64, 32).expand(4, 64, 32)
-    out = empty(16, 4, 32).transpose(0, 1)
-    view = BATCHED.read(BatchOperands(heads, shared, empty(32), out=out))
+    view = BATCHED.read(BatchOperands(heads, shared, empty(32), out=empty(16, 4, 32).transpose(0, 1)))
     assert not isinstance(view, Support)
     one, own = view.problems
     assert (one.shared, own.shared, one.bias, one.b.row_major) == ("b", "", "n", True)

@@ -96,8 +96,7 @@ def test_placeholders_never_win_and_a_device_of_other_compute_units_misses(tmp_p
     monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", f"{new}:{old}")
     with pytest.warns(UserWarning, match="1 rows repeat others"):
         table = RecordTable(configured())
-    times = {r.problem.m: r.seconds for r in table.list_records("gfx942", 304)}
-    assert times == {1: 5e-6, 2: 7e-6, 4: 6e-6}
+    assert {r.problem.m: r.seconds for r in table.list_records("gfx942", 304)} == {1: 5e-6, 2: 7e-6, 4: 6e-6}
     assert str(table.find(problem(4, 512, 256), "gfx942", 80)) == (
         "4x512x256_bf16_TN was tuned on 304 compute units; the device has 80"
     )
@@ -149,7 +148,6 @@ def test_each_of_aiters_variables_says_what_its_files_are_of(
 def test_a_file_of_another_family_than_its_variables_is_passed_over(
     tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    csv = write_aiters(tmp_path / "bf16_tuned_gemm.csv", aiters(32, 4.5))
-    monkeypatch.setenv("AITER_CONFIG_GEMM_A4W4", str(csv))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_A4W4", str(write_aiters(tmp_path / "bf16_tuned_gemm.csv", aiters(32, 4.5))))
     assert not configured()
     assert "not those of family a4w4_blockscale, but of bf16; none of its rows is served" in caplog.text

@@ -217,8 +217,7 @@ def test_bad_records_and_caches_that_can_not_be_written_cost_themselves(ready: R
     again = prepare.prepare_launches(records[:5], load_target("sm90", compute_units=132), cache)
     assert again == {p: value for p, value in launches.items() if not isinstance(value, str)}
     fewer = prepare.prepare_launches(records[2:3], load_target("sm90", compute_units=1), cache)
-    grids = [find_launch(each, records[2].problem).grid for each in (launches, fewer)]
-    assert grids == [(2, 1, 1), (1, 1, 1)]
+    assert [find_launch(each, records[2].problem).grid for each in (launches, fewer)] == [(2, 1, 1), (1, 1, 1)]
     (tmp_path / "cache").write_text("")
     one = ready[0][0]
     launches = prepare.prepare_launches(

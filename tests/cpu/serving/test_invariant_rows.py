@@ -49,8 +49,7 @@ def wanted(gpu: Gpu) -> Iterator[Wanted]:
 
 
 def test_rows_serve_that_state_their_order_and_untuned_kernels_at_all_other_m(wanted: Wanted) -> None:
-    unstated = replace(ROW, problem=SIZE.at(8), order="", row_bits="")
-    wanted.load(ROW, unstated, record(SIZE.at(4), winner="torch"))
+    wanted.load(ROW, replace(ROW, problem=SIZE.at(8), order="", row_bits=""), record(SIZE.at(4), winner="torch"))
     assert wanted.explain(16)[0].startswith("exact: tile__bm64__bn64__bk32")
     for m, answer in ((8, "tuned_record"), (4, "library_winner"), (5, "")):
         first, *others = wanted.explain(m)

@@ -232,8 +232,7 @@ LARGEST = {torch.uint8: 6.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 5734
 def numbers(q: Tensor) -> Tensor:
     if q.dtype != torch.uint8:
         return q.double()
-    halves = torch.stack((q & 15, q >> 4), -1).flatten(-2)
-    return torch.cat((E2M1, -E2M1))[halves.long()].double()
+    return torch.cat((E2M1, -E2M1))[torch.stack((q & 15, q >> 4), -1).flatten(-2).long()].double()
 
 
 @each("dtype", LARGEST)

@@ -46,8 +46,7 @@ def test_factors_of_one_operand_and_bytes_of_fp4() -> None:
         (factors(3, 1), 512, of_w.t()),
     ):
         exact = (a.double() * scale_a.double().repeat_interleave(depth, 1)) @ (w.double() * wide_w.double()).T
-        found = tritongemm.scaled_mm(a, w, scale_a, of_w, out_dtype=torch.float32)
-        assert verify.deviation(found, exact) < 1e-5
+        assert verify.deviation(tritongemm.scaled_mm(a, w, scale_a, of_w, out_dtype=torch.float32), exact) < 1e-5
     a, w = torch.full((2, 16), 0x21, dtype=torch.uint8), torch.full((3, 16), 0x72, dtype=torch.uint8)
     exact = 16 * (0.5 * 1.0 + 1.0 * 6.0)  # the low half of a byte comes first
     for scale_a, scale_w in ((torch.ones(2), torch.ones(3)), (torch.full((2, 1), 127), torch.full((3, 1), 127))):
@@ -137,8 +136,7 @@ def test_one_row_is_read_as_whichever_layout_was_tuned(gpu: Gpu) -> None:
 
 
 def test_generated_kernels_call_the_factors_by_these_names() -> None:
-    one = problem("a8w8", 16, 256, 512)
-    arguments = template_facts.arguments(template_facts.kernel_template("tile"), one)
+    arguments = template_facts.arguments(template_facts.kernel_template("tile"), problem("a8w8", 16, 256, 512))
     assert {"a", "b", "c", "scale_a", "scale_b"} <= {name for name, _ in arguments.values()}
 
 

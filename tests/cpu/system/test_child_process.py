@@ -115,8 +115,7 @@ def test_it_ends_with_its_parent(child: WorkerProcess) -> None:
     done = subprocess.run(
         [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
-    pid = int(done.stdout)
-    assert becomes_true(lambda: not is_running(pid))
+    assert becomes_true(lambda: not is_running(int(done.stdout)))
 
 
 def test_it_ends_with_its_parent_in_the_middle_of_a_request(tmp_path: Path) -> None:

@@ -82,8 +82,7 @@ def test_what_is_drawn_together_last_and_not_any_more() -> None:
     queue = DeviceQueue[str, int]()
     for piece in range(DeviceQueue.MOST_DRAWN + 3):
         queue.put("a", piece)
-    drawn = [queue.draw(0) or ("", []) for _ in range(2)]
-    assert [len(works) for _, works in drawn] == [DeviceQueue.MOST_DRAWN, 3]
+    assert [len(works) for _, works in [queue.draw(0) or ("", []) for _ in range(2)]] == [DeviceQueue.MOST_DRAWN, 3]
     queue = DeviceQueue[str, int]()
     queue.put("a", 1)
     queue.put("b", 2, later=True)

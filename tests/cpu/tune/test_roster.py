@@ -69,8 +69,7 @@ def test_near_copies_and_who_can_not_win_are_represented_by_a_few() -> None:
     libraries = [trial("blaslt", i, 1 + i / 100) for i in range(50)]
     ours = [trial("triton", i, 1 + i / 100) for i in range(50)]
     code = [trial("asm", i, 9) for i in range(9)]
-    wrong = Trial(Config("t", 99, 1, 1, backend="asm"), "wrong")
-    first, rest = pick_finalists([*libraries, *ours, *code, wrong], 12)
+    first, rest = pick_finalists([*libraries, *ours, *code, Trial(Config("t", 99, 1, 1, backend="asm"), "wrong")], 12)
     assert len({*first, *rest}) == len(first) + len(rest) == 109
     backends = [t.config.backend for t in first]
     assert {b: backends.count(b) for b in backends} == {"blaslt": 7, "triton": 6, "asm": 3}

@@ -209,8 +209,7 @@ def install_sglang_experts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def apply_weights(self: Any, layer: Any, dispatch_output: Any) -> Any:
         return StandardCombineInput(torch.full_like(dispatch_output.hidden_states, 9.0))
 
-    place = "sglang.srt.layers.moe.token_dispatcher.standard"
-    _module(monkeypatch, place, StandardCombineInput=StandardCombineInput)
+    _module(monkeypatch, "sglang.srt.layers.moe.token_dispatcher.standard", StandardCombineInput=StandardCombineInput)
     _module(monkeypatch, "sglang.srt.layers.moe.topk", routing=sort_by_experts)
     kinds = {}
     for scheme, (call, _) in sglang_w4_experts.SCHEMES.items():
@@ -349,8 +348,7 @@ def install_sglang(monkeypatch: pytest.MonkeyPatch) -> tuple[HookRegistry, Any, 
     schemes = f"{srt}.layers.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_fp8"
     _module(monkeypatch, schemes, CompressedTensorsW8A8Fp8=CompressedTensorsW8A8Fp8)
     _module(monkeypatch, f"{srt}.model_executor.model_runner", ModelRunner=ModelRunner)
-    place = f"{srt}.layers.moe.moe_runner.triton_utils.fused_moe"
-    fused_moe = _module(monkeypatch, place, fused_experts=fused_experts)
+    fused_moe = _module(monkeypatch, f"{srt}.layers.moe.moe_runner.triton_utils.fused_moe", fused_experts=fused_experts)
     logits: Any = _module(monkeypatch, f"{srt}.layers.logits_processor", LogitsProcessor=LogitsProcessor)
     logits.should_apply_lm_head_quant_method = lambda *_: False
     mode: Any = _module(monkeypatch, f"{srt}.batch_invariant_ops")

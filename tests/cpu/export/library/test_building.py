@@ -21,8 +21,7 @@ LOST = libraries.tuned(libraries.linear(7, 96, 160, "bf16"), winner="torch")
 
 def _launches(record: Record) -> list[Launch]:
     target = replace(loader.load_target("sm90"), compute_units=UNITS)
-    cache = ArtifactCache(settings.cache_folder())
-    prepared = prepare.prepare_kernels([record], target, cache)[record.problem]
+    prepared = prepare.prepare_kernels([record], target, ArtifactCache(settings.cache_folder()))[record.problem]
     assert isinstance(prepared, PreparedKernel)
     found = [prepared.launch_at(m) for m in range(record.m_from, record.problem.m + 1)]
     return [one for one in found if isinstance(one, Launch)]

@@ -93,8 +93,7 @@ def test_what_no_library_can_hold_is_reported(tmp_path: Path, monkeypatch: Patch
     assert len(built.entries) == 1 and "own package compiles" in reported.pop(built.entries[0].name)
     assert reported and all(name.startswith("quantize_groups of x *bf16") for name in reported)
     monkeypatch.setattr(building, "build", lambda *given: built)
-    rows = SimpleNamespace(rows=(), damaged=())
-    monkeypatch.setattr(sizes, "from_results", lambda *given: rows)
+    monkeypatch.setattr(sizes, "from_results", lambda *given: SimpleNamespace(rows=(), damaged=()))
     assert command.main(["build", "tuned.yaml", "-o", str(tmp_path / "out.zip")]) == 0
     said = capsys.readouterr().err
     assert said.count("not held: ") == len(built.compiled_late) and "no compiler here; where nothing" in said
@@ -120,8 +119,7 @@ def test_kernels_of_experts_compile_ahead_of_time(arch: str, fp8: str) -> None:
         chosen.append(few_expert_kernels.choose_down(one, "fp32"))
     if arch == "sm90":
         chosen.append(expert_kernels.choose_activate("bf16", fp8, "mx", 14, 200, "silu"))
-    cache = ArtifactCache(settings.cache_folder())
-    built = helpers.compile_helpers([helper for helper, _ in chosen], target, cache)
+    built = helpers.compile_helpers([helper for helper, _ in chosen], target, ArtifactCache(settings.cache_folder()))
     for (helper, given), artifact in zip(chosen, built, strict=True):
         launch = helpers.launch_helper(artifact, helper, given, target)
         assert [p.value for p in launch.params[: len(helper.pointers)]] == list(helper.pointers)

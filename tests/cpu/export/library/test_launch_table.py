@@ -50,8 +50,7 @@ def test_every_m_has_its_own_launch(low: int, count: int, block: int, units: int
 
 def test_tables_are_short_and_of_one_kind_of_launch() -> None:
     """A grid by tiles is one run, whatever the range."""
-    problem = libraries.linear(8192, 48, 64)
-    table = tabulate(lambda m: libraries.launch_at(problem, m), 1, 8192, 16)
+    table = tabulate(lambda m: libraries.launch_at(libraries.linear(8192, 48, 64), m), 1, 8192, 16)
     assert isinstance(table, LaunchTable)
     assert {name: len(runs) for name, runs in table.runs.items()} == {
         "grid.0": 1, "params.3.value": 1, "buffers.workspace": 1,
@@ -99,8 +98,7 @@ def _set(*place: Any, to: Any) -> Callable[[dict[str, Any]], None]:
     (_set("runs", "grid.0", to=[]), "not of grid.0"),
 )
 def test_numbers_from_a_file_are_bounded(change: Callable[[dict[str, Any]], None], complaint: str, /) -> None:
-    problem = libraries.linear(40, 48, 64)
-    table = tabulate(lambda m: libraries.launch_at(problem, m), 1, 40, 16)
+    table = tabulate(lambda m: libraries.launch_at(libraries.linear(40, 48, 64), m), 1, 40, 16)
     assert isinstance(table, LaunchTable)
     data = json.loads(json.dumps(table_to_json(table)))
     table_from_json(data, SHA256)

@@ -28,8 +28,7 @@ H200_FACTS: dict[MeasuredDevice, Target] = {DEVICE: loader.load_target("sm90", "
 def entire(tmp_path: Path) -> ReportData:
     records = [*table(4096, 4096), *table(1024, 8192)]
     run = write_run(tmp_path / "out.yaml", records, "register spills 12 > 0")
-    reported = {"out.yaml.journal": history.read(run.with_name("out.yaml.journal"))}
-    return ReportData(tuple(records), reported, H200_FACTS)
+    return ReportData(tuple(records), {"out.yaml.journal": history.read(run.with_name("out.yaml.journal"))}, H200_FACTS)
 
 
 def drawn(data: ReportData) -> dict[str, Figure]:
@@ -88,8 +87,7 @@ def test_gains_at_an_m_are_weighed_by_the_calls_at_any_m() -> None:
     """One product is twice as fast, and called three times where the other one, which the library serves, is once."""
     fast = result(problem(64), 1e-6, library_seconds=2e-6, m_from=17)
     same = result(problem(16, 512), 2e-6, library_seconds=1e-6, winner="torch", m_from=1)
-    other = result(problem(16, 1024), 1e-6)
-    data = ReportData((fast, same, other), layers={"4096x4096_bf16_TN": "up_proj"})
+    data = ReportData((fast, same, result(problem(16, 1024), 1e-6)), layers={"4096x4096_bf16_TN": "up_proj"})
     assert data.predicted_gain(20) == pytest.approx(2) and data.predicted_gain(65) is None
     weighed = replace(data, calls={problem(2): 3.0, problem(300, 512): 1.0, problem(64): 0.0})
     assert replace(weighed, records=(replace(fast, m_from=1), same)).predicted_gain(16) == pytest.approx(7 / 4)
@@ -158,8 +156,7 @@ def test_calls_at_any_m_of_a_range_count() -> None:
     """The narrowest range that has the M serves it, where no result is of the M itself."""
     narrow, wide = result(problem(96), 1e-6, m_from=17), result(problem(512), 2e-6, m_from=17)
     own, other = result(problem(20), 3e-6), result(problem(512, 1024), 2e-6)
-    called = {problem(m): float(m) for m in (16, 20, 50, 96, 97, 600)}
-    data = ReportData((wide, narrow, own, other), calls=called)
+    data = ReportData((wide, narrow, own, other), calls={problem(m): float(m) for m in (16, 20, 50, 96, 97, 600)})
     assert [data.weight(record) for record in (narrow, wide, own, other)] == [50 + 96, 97, 20, 0]
     assert data.unserved == (problem(16), problem(600))
     rows = [[cell.text for cell in row[1:3]] for row in tables.tabulate_sizes(data).rows]

@@ -131,7 +131,7 @@ def _requested(campaign: Campaign) -> CampaignState:
         return CampaignState(str(campaign.log), digest, campaign.target.name, campaign.threshold)
     found = CampaignState.read(campaign.folder)
     if found is None:
-        raise InputError(f"{campaign.folder} has no campaign: name the LOG of what the job called")
+        raise InputError(f"there is no campaign in {campaign.folder} to go on with: name the LOG of a job's BLAS calls")
     if found.threshold != campaign.threshold:
         raise InputError(
             f"{campaign.folder} has the configs of --thr {found.threshold:g}: name the LOG for those of another"

@@ -6,7 +6,7 @@ import argparse
 import html
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,18 +211,21 @@ def _request(
     try:
         limit = None if budget is None else arguments.budget(str(budget))
         named = options.dtype(str(dtype).removeprefix("torch.")) if dtype is not None else ""
+        path = None if output is None else Path(arguments.output_file(os.fspath(output)))
     except argparse.ArgumentTypeError as error:
         raise InputError(str(error)) from None
     asked = TuneRequest()
     defaults = Defaults.of(named, layout="TN")
     if isinstance(sizes, (str, os.PathLike)):
         source = SizeSource(path=Path(sizes), defaults=defaults)
-    else:
+    elif isinstance(sizes, Iterable) and not isinstance(sizes, bytes):
         source = SizeSource(given=tuple(sizes), defaults=defaults)
+    else:
+        raise InputError(f"sizes is {sizes!r}; give a list of (m, n, k), or a file's name")
     return replace(
         asked,
         sizes=source,
-        devices=replace(asked.devices, target=None if target is None else options.architecture(target)),
+        devices=replace(asked.devices, target=None if target is None else options.architecture(str(target))),
         search=replace(asked.search, effort=effort, budget=limit),
-        outputs=replace(asked.outputs, path=None if output is None else Path(output)),
+        outputs=replace(asked.outputs, path=path),
     )

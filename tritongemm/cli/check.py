@@ -121,10 +121,12 @@ def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bo
 
 
 def _row(one: Checked) -> list[str]:
-    record = one.claim.record
-    m = f"{record.m_from}-{record.problem.m}" if record.m_from else str(record.problem.m)
+    record, m = one.claim.record, one.claim.record.problem.m
     why = printable(one.reason) or "-"
-    return [printable(record.problem.key), m, printable(record.target or "-"), printable(record.winner), one.state, why]
+    rows = f"{record.m_from}-{m}" if 0 < record.m_from < m else str(m)
+    return [
+        printable(record.problem.key), rows, printable(record.target or "-"), printable(record.winner), one.state, why
+    ]  # fmt: skip
 
 
 def _repair(source: _Source, stale: Sequence[Checked], here: Machine, pool: BuildPool, timeout: float) -> int:

@@ -150,7 +150,7 @@ def _row(entry: LibraryEntry) -> list[str]:
     m, library = record.problem.m, record.library_seconds
     return [
         printable(record.problem.key),
-        f"{record.m_from}-{m}" if record.m_from else str(m),
+        f"{record.m_from}-{m}" if 0 < record.m_from < m else str(m),
         printable(record.target or "-"),
         str(record.compute_units),
         printable(record.winner),

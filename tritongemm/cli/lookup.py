@@ -160,7 +160,9 @@ def _near(found: int, asked: int) -> str:
 
 def _held_out(record: Record) -> str:
     """Return what was measured at other M of a range: the loss against the best known there and the library."""
-    regrets = sorted((int(m), regret, share) for m, (regret, share) in record.held_out.items())
+    regrets = sorted((int(m), f"{regret:.1%}", share) for m, (regret, share) in record.held_out.items())
     return "; ".join(
-        f"M {m}: {regret:+.1%}, {share:.3f}x {record.library or 'the library'}" for m, regret, share in regrets
+        f"M {m}: {share:.3f}x {record.library or 'the library'}"
+        + (f", {regret} slower than the best known there" if regret != "0.0%" else "")
+        for m, regret, share in regrets
     )

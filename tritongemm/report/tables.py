@@ -162,7 +162,8 @@ def print_invariance(
     columns = ["size", "order", "us", "of library", "of unconstrained"]
     if not any(of_best):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
-    reporter.table("Price of invariant rows", columns, rows)
+    if of_library:
+        reporter.table("Price of invariant rows", columns, rows)
     orders = ", ".join(f"{order} ({count})" for order, count in Counter(r.order for r in records).most_common())
     reporter.say(f"rows have the same bits at every M; order of additions: {orders}")
     for name, found in (("the library's", of_library), ("the unconstrained winners'", of_best)):

@@ -2,14 +2,37 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults
 from tritongemm.core.protocol import MeasureProtocol
+from tritongemm.core.values import FINITE, MOST, POSITIVE, FieldKind, Natural, integer, kinds_of, require
 from tritongemm.measure.choose import MARGIN
 from tritongemm.tune.options import TuningOptions
 from tritongemm.workloads.model_sizes import DEFAULT_TOKENS
 from tritongemm.workloads.sizes import Size
+
+_RANGE = FieldKind(
+    f"the least and the largest M, from 1 to {MOST}", lambda v: v is None or (_is_pair(v) and 1 <= v[0] <= v[1] <= MOST)
+)
+_BUDGET = FieldKind(
+    "a number of configs and one of seconds", lambda v: v is None or (_is_pair(v) and all(map(FINITE.holds, v)))
+)
+_STAGE = FieldKind("empty, generate or compile", lambda v: v in ("", "generate", "compile"))
+_RUNS = FieldKind("1, 2, 4 or 8", lambda v: v in (1, 2, 4, 8))
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(one, int | float) for one in value)
+
+
+class _Checked:
+    """A part of a request, whose fields hold what their types say."""
+
+    def __post_init__(self) -> None:
+        """Refuse other values."""
+        require(vars(self), kinds_of(type(self)))
 
 
 @dataclass(frozen=True)
@@ -23,7 +46,7 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class SizeSource:
+class SizeSource(_Checked):
     """The source of sizes: values, a file, one size, a range of M, a server's table or a model."""
 
     given: tuple[Size, ...] = field(default=(), hash=False)  # sizes as values
@@ -33,7 +56,7 @@ class SizeSource:
     m: int | None = None
     n: int | None = None
     k: int | None = None
-    m_range: tuple[int, int] | None = None  # the least and the largest M of tables
+    m_range: Annotated[tuple[int, int] | None, _RANGE] = None  # the least and the largest M of tables
     join: bool = True  # tune tables of layers with one input joined to one product
     model: ModelSource | None = None  # whose layers are tuned
     # What holds where a size does not say it; what depends on the target is filled in later.
@@ -46,33 +69,35 @@ class SizeSource:
 
 
 @dataclass(frozen=True)
-class Devices:
+class Devices(_Checked):
     """The devices of a run."""
 
     target: str | None = None  # architecture; None for this machine's GPU
     gpu_ids: str | None = None  # ordinals of GPUs, with commas between; None for the first `ngpus`
-    ngpus: int = 0  # number of GPUs; 0 for one of this machine, or for all of a cluster
+    ngpus: Natural = 0  # number of GPUs; 0 for one of this machine, or for all of a cluster
     ray: str | None = None  # address of a Ray cluster; None for this machine alone
-    compilers: int = 0  # compiler processes; 0 for one per core
+    compilers: Natural = 0  # compiler processes; 0 for one per core
 
 
 @dataclass(frozen=True)
-class SearchScope:
+class SearchScope(_Checked):
     """What is tried, and what races."""
 
     effort: str = "normal"  # a level of `EFFORTS`, which decides what `strategy` and `budget` leave open
     strategy: str | None = None  # plug-in of strategies/; None for the effort's
     # Most configs tried for each size, and seconds of the run after which nothing new is tried, each 0 for no limit;
     # None for the effort's.
-    budget: tuple[int, float] | None = None
-    population: int = 0  # configs of a generation, of a strategy that has generations; 0 for its own number
-    finalists: int = TuningOptions.finalists  # candidates of each size that are verified and raced
-    max_split: int = 0  # most programs that share K of a tile; 0 for the search space's values
+    budget: Annotated[tuple[int, float] | None, _BUDGET] = None
+    population: Natural = 0  # configs of a generation, of a strategy that has generations; 0 for its own number
+    finalists: Annotated[int, integer(1, MOST)] = (
+        TuningOptions.finalists
+    )  # candidates of each size that are verified and raced
+    max_split: Natural = 0  # most programs that share K of a tile; 0 for the search space's values
     # Backends that race: `all`, names with commas between, or None for those that compile quickly.
     libtype: str | None = None
     # Most algorithms screened of a vendor's library for each size; 0 for all.
-    algorithms: int = TuningOptions.algorithms
-    margin: float = MARGIN  # relative gain below which the library is kept
+    algorithms: Natural = TuningOptions.algorithms
+    margin: Annotated[float, FINITE] = MARGIN  # relative gain below which the library is kept
     server: str | None = None  # name of the server whose tables are tuned; None for none
     top_k: int | None = None  # experts per token, of a server's MoE kernel
 
@@ -96,7 +121,7 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class TuneRequest:
+class TuneRequest(_Checked):
     """Everything that a tuning run needs to know.
 
     Attributes:
@@ -125,10 +150,10 @@ class TuneRequest:
     outputs: Outputs = field(default_factory=Outputs)
     protocol: MeasureProtocol = field(default_factory=MeasureProtocol)
     profiler: str | None = None
-    timeout_s: float = 60.0
-    stop: str = ""
+    timeout_s: Annotated[float, POSITIVE] = 60.0
+    stop: Annotated[str, _STAGE] = ""
     invariant: bool | str = False
-    invariant_runs: int = 1
+    invariant_runs: Annotated[int, _RUNS] = 1
 
 
 @dataclass(frozen=True)

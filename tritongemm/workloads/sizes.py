@@ -4,7 +4,7 @@ Each plug-in of formats/ reads one format and says which files are its own.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -31,9 +31,9 @@ def from_values(values: Sequence[Size], defaults: Defaults) -> list[FormatRow]:
     """
     problems = [FormatRow(value) for value in values if isinstance(value, Problem)]
     words = [value for value in values if not isinstance(value, Problem)]
-    wrong = next((value for value in words if not isinstance(value, Mapping) and len(value) != len("MNK")), None)
-    if wrong is not None:
-        raise InputError(f"{wrong!r} is no size; write (m, n, k)")
+    for value in words:
+        if not isinstance(value, Mapping) and not (isinstance(value, Sized) and len(value) == len("MNK")):
+            raise InputError(f"{value!r} is no size; write (m, n, k)")
     rows = [value if isinstance(value, Mapping) else dict(zip("MNK", value, strict=True)) for value in words]
     text = "".join(f"- {json.dumps(row, default=_plain)}\n" for row in rows)
     read = results_format().read_usable(Path("sizes"), text, defaults).require_undamaged() if rows else ResultsFile()

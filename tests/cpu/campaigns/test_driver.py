@@ -104,7 +104,7 @@ def test_stages_need_those_before(rig: Rig) -> None:
 
 
 def test_a_folder_without_a_campaign(rig: Rig) -> None:
-    refuses("has no campaign: name the LOG", run_campaign, rig.campaign())
+    refuses("there is no campaign in .* to go on with: name the LOG", run_campaign, rig.campaign())
     refuses("there is no such file", run_campaign, replace(rig.campaign(), log=rig.place / "absent.log"))
     assert not rig.folder.exists()
 

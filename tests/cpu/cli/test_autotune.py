@@ -1,3 +1,4 @@
+import math
 import re
 import subprocess
 import sys
@@ -118,6 +119,18 @@ def test_a_request_has_all_that_it_needs_and_the_import_stays_light() -> None:
 
 
 @cases(
+    (TuneRequest, {"timeout_s": -1.0}, "timeout_s must be a positive number"),
+    (TuneRequest, {"stop": "compiling"}, "stop must be empty, generate or compile"),
+    (TuneRequest, {"invariant_runs": 3}, "invariant_runs must be 1, 2, 4 or 8"),
+    (SizeSource, {"m_range": (5, 1)}, "m_range must be the least and the largest M"),
+    (SearchScope, {"budget": 90}, "budget must be a number of configs and one of seconds"),
+    (SearchScope, {"margin": math.nan}, "margin must be a finite number"),
+)
+def test_a_request_holds_what_its_fields_say(part: type, given: dict[str, Any], complaint: str, /) -> None:
+    refuses(complaint, part, **given)
+
+
+@cases(
     ("quick", ("exhaustive", 16), ("guided", 32)),
     ("normal", ("exhaustive", 64), ("guided", 0)),
     ("full", ("exhaustive", 0), ("exhaustive", 0)),
@@ -142,6 +155,9 @@ def test_levels_of_effort(effort: str, offline: tuple[str, int], timed: tuple[st
     ([(16, 16, 16)], {"effort": "mad"}, "no effort 'mad'; there are: quick, normal, full"),
     ([(16, 16, 16)], {"budget": "soon"}, "'soon' is neither a number of configs"),
     ("absent.yaml", {}, "absent.yaml"),
+    ((16, 16, 16), {}, "16 is no size"),
+    (None, {}, "sizes is None; give a list"),
+    ([(16, 16, 16)], {"output": "."}, "'.' is a folder; name a file in it"),
 )
 def test_what_can_not_be_tuned(asked: Any, more: dict[str, Any], complaint: str, /, folder: Path) -> None:
     refuses(complaint, autotune, asked, **more)

@@ -128,6 +128,8 @@ class ActivatedLayer(ProductOperation):
         if act == RESIDUAL and (given.bias is None or given.bias.shape != given.shape or given.bias.dtype != wanted):
             found = None if given.bias is None else f"{given.bias.dtype} {tuple(given.bias.shape)}"
             raise InputError(f"the residual is {found}; it must be {wanted} {given.shape}, as the result")
+        if act != RESIDUAL and given.bias is not None:
+            check_fit(given.bias.shape == w.shape[:1], "[N] and [N, K]", bias=given.bias, w=w)
         _ = given.scaled  # which refuses factors that are none of the operands'
         return given
 
@@ -197,13 +199,15 @@ def interleave_gate_up(gate: Tensor, up: Tensor, run: int = RUN) -> Tensor:
         [2 N, K], or [2 N].
 
     Raises:
-        InputError: the shapes differ, or N is no multiple of `run`.
+        InputError: the shapes or types differ, or N is no multiple of `run`.
 
     Examples:
         >>> tritongemm.interleave_gate_up(torch.zeros(8, 4), torch.ones(8, 4)).shape
         torch.Size([16, 4])
     """
-    check_fit(
-        gate.shape == up.shape and len(gate) % run == 0, f"of one shape, rows a multiple of {run}", gate=gate, up=up
-    )
+    check_tensors({"gate": gate, "up": up})
+    if not isinstance(run, int) or run < 1:
+        raise InputError(f"run is {run!r}; give a number of rows")
+    alike = gate.dim() > 0 and gate.shape == up.shape and gate.dtype == up.dtype
+    check_fit(alike and len(gate) % run == 0, f"of one shape and type, rows a multiple of {run}", gate=gate, up=up)
     return epilogues.interleaved(gate, up, run)

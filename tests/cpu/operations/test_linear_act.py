@@ -26,8 +26,11 @@ def test_gate_and_up_are_those_of_separate_weights() -> None:
     ((X, GATE[:64], "block"), "of 64 columns; blocks are of fp8, and of 128"),
     ((X, GATE, "relu", None, torch.int32), "activations are of floats"),
     ((X, GATE, "add"), "the residual is None; it must be"),
+    ((X, GATE, "relu", GATE[:31, 0]), r"bias \(31,\) and w .* must be \[N\] and \[N, K\]"),
     ((X, GATE[:, :95], "relu"), r"must be \[..., K\] and \[N, K\]"),
 )
 def test_refusals(given: tuple[torch.Tensor, torch.Tensor, str], reason: str, /) -> None:
     refuses(reason, tritongemm.linear_act, *given)
     refuses("rows a multiple of 8", tritongemm.interleave_gate_up, GATE[:12], UP[:12])
+    refuses("of one shape and type", tritongemm.interleave_gate_up, GATE, UP.double())
+    refuses("run is 0; give a number of rows", tritongemm.interleave_gate_up, GATE, UP, 0)

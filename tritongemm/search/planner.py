@@ -16,7 +16,7 @@ from tritongemm.plugins.contracts.searching import Predictions, Pruned
 from tritongemm.search.cost_model import model as cost_model
 from tritongemm.search.pruning import prune
 from tritongemm.search.pruning.rules import RULES, Rule
-from tritongemm.search.pruning.rules.persistent import each_need, needs
+from tritongemm.search.pruning.rules.persistent import RING_SLOTS_LIMIT, each_need, needs
 
 NO_LIMITS = SearchLimits()
 
@@ -88,8 +88,8 @@ def expected_best(
 ) -> list[Config]:
     """Return the kernels that the model expects to be the fastest of a problem.
 
-    They are the best tile in each form in which its programs may be launched, with blocks of each depth, then one
-    kernel of each tile that is expected to take at most `near` times as long.
+    They are the best tile in each form in which its programs may be launched, with blocks of each depth and rings of
+    the usual one and of more slots, then one kernel of each tile that is expected to take at most `near` times as long.
     """
     ranked = rank_space(problem, target, backend, limits)[2]
     found: dict[tuple[object, ...], Config] = {}
@@ -100,7 +100,8 @@ def expected_best(
         first = next(iter(found.values()), config)
         is_best = tile == (first.template, first.block_m, first.block_n, first.split_k)
         forms = template_facts.kernel_template(config.template).launch_options if is_best else ()
-        found.setdefault((*tile, config.block_k * is_best, *map(config.option, forms)), config)
+        depths = (config.block_k, config.num_stages > RING_SLOTS_LIMIT) if is_best else ()
+        found.setdefault((*tile, *depths, *map(config.option, forms)), config)
     return list(found.values())
 
 

@@ -85,6 +85,8 @@ def test_the_margin_protects_the_librarys_best_algorithm() -> None:
     assert choose(samples, libraries={"algorithm"}) == kept
     assert choose(samples, margin=0.0, libraries={"algorithm"}).name == "kernel"
     assert choose(samples).name == "kernel", "between two of ours the median decides"
+    brief = {"first": (1.0, 1.2, *[1.0] * 5), "second": (1.01,) * 7, "algorithm": (1.1,) * 7}
+    assert choose(brief, libraries={"algorithm"}).name == "second"
     far = race(noise=1e-6, kernel=1e-5, algorithm=1e-5 * (1 + 2 * MARGIN), library=2e-5)
     assert choose(far, libraries={"algorithm"}) == Choice("kernel", library_won=False, tie=False)
     assert choose(far, margin=0.05, libraries={"algorithm"}) == kept
@@ -173,7 +175,6 @@ def test_any_samples_have_an_outcome(samples: dict[str, list[float]]) -> None:
         assert choice.name in ours and choice.name in still_racing(samples)
         for library in ours:
             stands = choose(samples, libraries={library})
-            best = min((median(samples[n]) for n in ours if n != library), default=0.0)
-            assert stands.name == library or median(samples[stands.name]) == best, "the best kernel or the library"
+            assert median(samples[stands.name]) <= median(samples[library]), "the library or a faster kernel"
             assert not stands.tie or stands.library_won
         assert (not choice.tie or choice.library_won) and (BASELINE_ENTRY in samples or not choice.library_won)

@@ -208,16 +208,24 @@ def swapped(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 def share(config: Config, problem: Problem, target: Target) -> str | None:
-    """Tiles are cut along K where they leave a round half empty, and in one way only."""
+    """Tiles are cut along K where they leave a round half empty, and in one way only.
+
+    Up to half a round is cut at the same places of all tiles, so that programs read the same blocks at the same time:
+    on an H200 1024 x 5120 x 25600 took 340 us so in bf16 and 366 in equal runs, of int4 343 and 364, x 17408 236 and
+    247, 1024 x 9216 x 5120 131.5 and 134.
+    """
     units, tiles, kind = target.compute_units, count_tiles(config, problem), config.option("share")
     if not kind:
         return None
     if config.split_k > 1:
         return f"split-K {config.split_k} and tiles cut into equal runs"
-    if tiles % units == 0:
+    rest, complete = tiles % units, tiles > units
+    if not rest:
         return f"{tiles} tiles fill {units} CUs"
-    if kind == 2 and tiles < units:
+    if kind > 1 and not complete:
         return f"{tiles} tiles are less than a round of {units}"
+    if kind != 2 and complete and (kind == 3) != (2 * rest <= units):
+        return f"{rest} tiles of the last round are {'more' if kind == 3 else 'less'} than half of {units} CUs"
     blocks = tiles * cdiv(problem.k, config.block_k)
     return f"{blocks} K blocks in all for {units} CUs" if blocks < 4 * units else None
 

@@ -48,7 +48,7 @@ MX_GROUPED = (
 )
 # Warps that share a block of K, slices shorter and longer than a scale's group; splits; wide tiles; a rest of K; parts.
 FRAGMENTS = (
-    Config("fragments", 8, 32, 256, split_k=2, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),
+    Config("fragments", 4, 32, 256, split_k=2, num_warps=4, options=(("slices", 4), ("swap_ab", 1))),
     Config("fragments", 16, 16, 256, split_k=2, num_warps=2, options=(("poll", 1), ("slices", 2), ("swap_ab", 1))),
     Config("fragments", 32, 64, 128, num_warps=4, options=(("swap_ab", 1),)),
     Config("fragments", 16, 64, 256, split_k=2, num_warps=4, options=(("poll", 1), ("swap_ab", 1))),

@@ -30,5 +30,6 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 x = torch.randn(16, k, device=device, dtype=torch.bfloat16)
 w = torch.randn(n, k, device=device, dtype=torch.bfloat16)
 y = tritongemm.mm(x, w)  # x @ w.T
-print("largest error:", (y.double() - x.double() @ w.double().T).abs().max().item())
+exact = x.double() @ w.double().T
+print(f"largest error, of the largest element: {(y.double() - exact).abs().max() / exact.abs().max():.1e}")
 print(tritongemm.explain(x, w))

@@ -168,7 +168,10 @@ class CompressedLinear(_Layer):
     pass
 
 
-def compressed_linear(**scheme: Any) -> nn.Linear:
+FACTORS = HALF.t()
+
+
+def compressed_linear(packed: Tensor = bits.COMPRESSED, factors: Tensor = FACTORS, **scheme: Any) -> nn.Linear:
     """A layer of compressed-tensors 0.17: a plain one with other tensors, a forward of its own and a scheme."""
 
     def forward(self: nn.Module, input: Tensor) -> Tensor:
@@ -176,7 +179,7 @@ def compressed_linear(**scheme: Any) -> nn.Linear:
 
     made, home = nn.Linear(K, N, bias=False), {**globals(), "__name__": "compressed_tensors.quantization"}
     del made.weight
-    for name, tensor in (("weight_packed", bits.COMPRESSED), ("weight_scale", HALF.t())):
+    for name, tensor in (("weight_packed", packed), ("weight_scale", factors)):
         made.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
     made.forward = FunctionType(forward.__code__, home).__get__(made)
     made.quantization_scheme = SimpleNamespace(**{"input_activations": None, "weights": None} | scheme)
@@ -237,6 +240,14 @@ def of_nvfp4() -> LayerCase:
     return LayerCase(layer, (X,), exact, [row])
 
 
+def of_mxfp4() -> LayerCase:
+    numbers = torch.randint(0, 256, (16, K // 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(6))
+    powers = torch.arange(16 * K // 32).view(16, K // 32).add(96).to(torch.uint8)
+    exact = X.double() @ dequantize(numbers, powers, "plain", torch.float64).t()
+    row = record(product("a16w4", 4, 16, K, f"bf16 {FP4}", "weight_mx", order="fragments"))
+    return LayerCase(compressed_linear(numbers, powers), (X,), exact, [row])
+
+
 def _plain() -> LayerCase:
     layer, x = nn.Linear(64, 96).bfloat16(), torch.randn(5, 64).bfloat16()
     exact = functional.linear(x.double(), layer.weight.detach().double(), layer.bias.detach().double())
@@ -278,4 +289,5 @@ KINDS: dict[str, Callable[[], LayerCase]] = {
     "marlin": of_marlin,
     "compressed-tensors": lambda: _of_int4(compressed_linear()),
     "nvfp4": of_nvfp4,
+    "mxfp4": of_mxfp4,
 }

@@ -12,7 +12,7 @@ from tritongemm.integrations.process import attribute, captures, plain
 from tritongemm.operations.four_bit_weights import PackedWeight, pack_nvfp4
 from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
 from tritongemm.serving.dispatcher import default_dispatcher
-from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, choose_nvfp4, pack_experts, pack_int4_experts
+from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, choose_fp4, pack_experts, pack_int4_experts
 from tritongemm.system import settings
 
 LEFT: Final = "tritongemm_w4_left"  # attribute of a layer: why it is not served
@@ -66,7 +66,7 @@ def find_nvfp4(dtype: torch.dtype, *stored: Any) -> PackedWeight | str:
         return f"of nvfp4 with activations of {dtype}"
     given = [plain(one).detach() for one in stored]
     try:
-        packed = choose_nvfp4(default_dispatcher().packed_weights, partial(pack_nvfp4, *given))
+        packed = choose_fp4(default_dispatcher().packed_weights, partial(pack_nvfp4, *given), "weight_16")
     except InputError as error:
         return f"of nvfp4 that is refused: {error}"
     if isinstance(packed, str):

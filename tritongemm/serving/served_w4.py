@@ -52,6 +52,7 @@ _TENSORS: Final = {
 }  # fmt: skip
 # What says that a quantiser sorted K, and the group of each number along it.
 _SORTED: Final = {_GPTQ: ("desc_act", "g_idx"), _MARLIN: ("desc_act", ""), _COMPRESSED: ("actorder", "weight_g_idx")}
+_OF_FP4: Final = {"weight_16": "nvfp4", "weight_mx": "mxfp4"}
 _USUAL: Final = {"bits": 4, "w_bit": 4, "adapter": None, "alpha": 1.702, "limit": 7.0}
 
 
@@ -103,6 +104,10 @@ def _convert_layer(module: Any, rows: _Rows) -> PackedWeight | str:
     weight, scale, second = (_given(module, name) for name in (*_TENSORS[format_], "weight_global_scale"))
     if isinstance(second, Tensor):
         return _convert_nvfp4(module, (weight, scale, second), rows)
+    if isinstance(scale, Tensor) and scale.dtype == torch.uint8 == weight.dtype:  # exponents, and pairs of fp4
+        return choose_fp4(
+            rows, partial(pack_mxfp4, weight.detach().unflatten(-1, (-1, 16)), scale.detach()), "weight_mx"
+        )
     if not isinstance(weight, Tensor) or not isinstance(scale, Tensor) or weight.dim() != 2 or scale.dim() != 2:
         return "its weight is not packed in int32 with factors for groups"
     if why := _order_unsaid(module, format_):
@@ -133,17 +138,17 @@ def _given(owner: Any, name: str) -> Any:
 
 def _convert_nvfp4(module: Any, stored: tuple[Any, Any, Tensor], rows: _Rows) -> PackedWeight | str:
     given = [one.detach() if isinstance(one, Tensor) else one for one in stored]
-    return choose_nvfp4(rows, partial(pack_nvfp4, *given, checkpoint_format=_COMPRESSED))
+    return choose_fp4(rows, partial(pack_nvfp4, *given, checkpoint_format=_COMPRESSED), "weight_16")
 
 
-def choose_nvfp4(rows: _Rows, pack: Callable[..., PackedWeight]) -> PackedWeight | str:
-    """Return a weight of nvfp4, which is packed in an order, as `choose` does one of int4."""
+def choose_fp4(rows: _Rows, pack: Callable[..., PackedWeight], granularity: str) -> PackedWeight | str:
+    """Return a weight of fp4, which is packed in an order, as `choose` does one of int4."""
     packed = pack()
     n, k = packed.weight.shape[0], 2 * packed.weight.shape[1]
-    _, scaling = GRANULARITIES["weight_16"]
+    _, scaling = GRANULARITIES[granularity]
     orders = Counter({b.order: count for (*sizes, b), count in rows.items() if (*sizes, b.scaling) == (n, k, scaling)})
     if not orders and not session.is_running():
-        return f"no row of nvfp4 for N={n}, K={k}"
+        return f"no row of {_OF_FP4[granularity]} for N={n}, K={k}"
     if orders:
         ((order, _),) = orders.most_common(1)
     else:
@@ -323,11 +328,12 @@ class ServedInt4Linear(ServedFourBits):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's result, which its library computes for activations of another type than its rows'."""
-        if input.dtype != self.w4_scale.dtype:
+        own = self.w4_scale.dtype if self.w4_scale.dtype in ACTIVATIONS else torch.bfloat16
+        if input.dtype != own:
             if not packed_linear.is_taken(self):
                 result: Tensor = super().forward(input)
                 return result
-            weight = dequantize(self.w4_weight, self.w4_scale, self.w4_order, self.w4_scale.dtype)
+            weight = dequantize(self.w4_weight, self.w4_scale, self.w4_order, own)
             return nn.functional.linear(input, weight, self.bias)
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return added_operations.linear_w4(input, self.w4_weight, self.w4_scale, self.w4_order, bias)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Operand, Problem
-from tritongemm.core.scaling import NV_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
+from tritongemm.core.scaling import MX_DEPTH, NV_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.values import MAP
 from tritongemm.formats import make_problem
 from tritongemm.plugins import registry
@@ -118,6 +118,8 @@ _OF_STRATEGIES: Final = {
 }
 _INT4, _FP4 = "int4", "fp4e2m1"
 _NVFP4: Final = ("a16w4", "weight_16"), _FP4
+_MXFP4: Final = ("a16w4", "weight_mx"), _FP4
+_OF_MXFP4: Final = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": MX_DEPTH}
 _OF_NVFP4: Final = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": NV_DEPTH}
 _IN_ORDER: Final = (None, False, "static", "weight")  # of K, what compressed-tensors says of groups of neighbours
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
@@ -156,18 +158,22 @@ def read_quantisation(config: ModelConfig) -> Quantisation:
         config.require(NAMES, key, names)
         ignored += names
     found = {**of_modelopt, **found}
-    (family, scales), dtype = _NVFP4 if _is_nvfp4(method, found) else _find_family(method, found)
+    (family, scales), dtype = _find_fp4(method, found) or _find_family(method, found)
     return Quantisation(method, family, scales, dtype, tuple(_compile(config, pattern) for pattern in ignored))
 
 
-def _is_nvfp4(method: str, found: Mapping[str, Any]) -> bool:
-    """Return whether weights are fp4 with a factor of e4m3 for 16 along K; activations may stay in bf16 then."""
+def _find_fp4(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], str] | None:
+    """Return what `_find_family` does, of fp4 with factors for 16 or 32 along K; activations may stay in bf16 then."""
     if method == "modelopt":
-        return found.get("quant_algo") == "NVFP4" and found.get("group_size", NV_DEPTH) == NV_DEPTH
+        is_nvfp4 = found.get("quant_algo") == "NVFP4" and found.get("group_size", NV_DEPTH) == NV_DEPTH
+        return _NVFP4 if is_nvfp4 else None
     groups = found.get("config_groups")
     group = next(iter(groups.values()), None) if isinstance(groups, Mapping) and len(groups) == 1 else None
     side = group.get("weights") if isinstance(group, Mapping) and group.get("targets") == ["Linear"] else None
-    return method == "compressed-tensors" and isinstance(side, Mapping) and _OF_NVFP4.items() <= side.items()
+    if method != "compressed-tensors" or not isinstance(side, Mapping):
+        return None
+    kinds = ((_OF_NVFP4, _NVFP4), (_OF_MXFP4, _MXFP4))
+    return next((known for kind, known in kinds if kind.items() <= side.items()), None)
 
 
 def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str], str]:
@@ -182,7 +188,7 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
         is_static = found.get("activation_scheme") == "static" and not found.get("weight_block_size")
         return (_BY_TENSOR, "fp8") if is_static else none
     if method == "mxfp4":
-        return ("a16w4", "weight_mx"), _FP4
+        return _MXFP4
     if method == "fbgemm_fp8":
         return _BY_ROW, "fp8"
     if method == "modelopt":

@@ -91,6 +91,7 @@ FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_T
     (int4(group_size=16), "bf16_TN"),
     (int4(actorder="group"), "bf16_TN"),
     (int4(type="float"), "bf16_TN"),
+    (int4(type="float", group_size=32), "bf16-fp4e2m1-bf16_TN_a16w4_weight_mx"),
     (GPTQ, f"{INT4}_weight_64"),
     (GPTQ | {"desc_act": True}, "bf16_TN"),
     (GPTQ | {"bits": 8}, "bf16_TN"),

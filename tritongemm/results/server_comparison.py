@@ -152,7 +152,9 @@ def read_comparison(path: Path, text: str) -> ServerComparison:
         return ServerComparison(*fields, loads, agreement, data["served"], data["start_s"])
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
+        raise InputError(f"{path}: it is not JSON that tritongemm compare-server -o wrote: {error}") from None
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: it is not JSON that tritongemm compare-server -o wrote ({error!r})") from None
 
 

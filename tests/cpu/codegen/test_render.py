@@ -134,6 +134,16 @@ def test_a_winner_says_how_its_operands_are_stored(case: tuple[str, str, str]) -
     assert re.search(DESCRIBED_BY[case], " ".join(text.split())) and max(map(len, text.splitlines())) <= 120
 
 
+def test_the_next_kernel_starts_early_but_behind_gate_and_up() -> None:
+    """There it took up to a third longer."""
+    plain = Problem(16, 512, 512, *matrices("bf16", layout="TN"))
+    for config in (PLAIN, *DESCRIBED, *GLUON):
+        found = [text_of(replace(plain, epilogue=one), [config], SM90) for one in ("none", "silu", "silu_mul")]
+        starts = ["griddepcontrol.launch_dependents" in text for text in found]
+        assert starts[0] == starts[1] and not starts[2], config.name
+        assert "griddepcontrol.wait" in found[2]
+
+
 PAIRS = '''"""A module."""
 from collections import namedtuple
 

@@ -1,21 +1,25 @@
 import sys
 from dataclasses import replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from tests.support import scaled_operands
 from tests.support.fakes import scaled_products
 from tests.support.kernel_cases import GFX942, SM90, SPLIT
+from tests.support.linear_layers import problem
 from tests.support.nouns import Operand, Patch, Problem, Scaling, each, load_target, matrices, registry
 from tests.support.scaled_operands import PAIRS
 from tritongemm.backends._scales import coverage
 from tritongemm.backends.torch import backend as torch_backend
-from tritongemm.backends.torch.backend import single
+from tritongemm.backends.torch.backend import single, two_steps
 from tritongemm.codegen import render
+from tritongemm.numerics import epilogues
 from tritongemm.numerics.verify import deviation
 from tritongemm.plugins.contracts import Backend, Family, LibraryBackend
 
@@ -290,3 +294,18 @@ def test_they_compute_what_the_family_means(scales: str, order: str) -> None:
         assert call is not None
         call()
         assert deviation(moved["c"], exact) > 0.1
+
+
+def test_what_follows_a_product_is_compiled_once_for_all_rows(monkeypatch: Patch) -> None:
+    counter, compile_by = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda step, options, **more: compile_by(step, backend=counter, **more))
+    for m in (64, 16, 7):
+        of = replace(problem(m, 32, 16), epilogue="silu_mul")
+        a, b, c = torch.randn(m, 16).bfloat16(), torch.randn(32, 16).bfloat16(), torch.empty(m, 16).bfloat16()
+        call = two_steps(
+            of, {"a": a, "b": b, "c": c}, lambda _, given: partial(torch.mm, given["a"], given["b"].mT, out=given["c"])
+        )
+        assert call is not None
+        call()
+        torch.testing.assert_close(c, epilogues.apply("silu_mul", (a @ b.mT).float()).bfloat16())
+    assert counter.frame_count == 1

@@ -140,8 +140,11 @@ def two_steps(problem: Problem, operands: Operands, call_of: Callable[[Problem, 
             factors.copy_(found)
         rows.copy_(done)
 
-    # For these sizes: of sizes that are arguments such a kernel took up to 3.5 times as long. As many are compiled as
-    # a run has; here, as a graph may be captured next.
+    # For these columns and any rows, of which a table over M has many: of columns that are arguments such a kernel took
+    # up to 3.5 times as long. As many are compiled as a run has; here, as a graph may be captured next.
+    for tensor in (product, rows, added):
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
     one_kernel = torch.compile(finish, dynamic=False, options={"compile_threads": 1})
     limits = ("recompile_limit", "cache_size_limit", "accumulated_recompile_limit", "accumulated_cache_size_limit")
     known = {name: _MOST_SIZES for name in limits if hasattr(torch._dynamo.config, name)}

@@ -44,9 +44,10 @@ def is_computed_by(problem: Problem, targets: Iterable[Target]) -> bool:
 def in_fastest_order(problem: Problem, arch: str) -> Problem:
     """Return a problem with its weight in the order that an architecture's kernels read the fastest, as far as known.
 
-    A weight of four bits is converted when it is loaded, to whichever order rows read.
+    A weight of four bits is converted when it is loaded, to whichever order rows read. Beside an A of eight bits none
+    is known to be fast.
     """
-    if problem.kind == "batched" or problem.b.type.packed == problem.a.type.packed:
+    if problem.kind == "batched" or problem.b.type.packed == problem.a.type.packed or problem.a.type.bytes == 1:
         return problem
     layouts = {name: registry.get(WeightLayout, name) for name in registry.names(WeightLayout)}
     fitting = (name for name, one in layouts.items() if arch in one.fastest_on and one.supports(problem))

@@ -38,14 +38,16 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
     config = read_config(place)
     quantised = read_quantisation(config)
     found = list_layers(config, tp, quantised.keeps)
-    # The user's values go before the file's.
-    is_quantised = quantised.family and defaults.family == Defaults.family and not defaults.a.dtype
-    plain = _in_dtypes_of(config, defaults)
+    # The user's values go before the file's, of whose family kept layers are none.
+    is_quantised = quantised.family and defaults.family in (Defaults.family, quantised.family) and not defaults.a.dtype
+    plain = _in_dtypes_of(config, replace(defaults, family=Defaults.family, scales="") if is_quantised else defaults)
     scaled = plain
     if is_quantised:
-        as_file = replace(defaults, family=quantised.family, scales=quantised.scales, a=Operand(quantised.dtype))
+        scales = defaults.scales or quantised.scales
+        as_file = replace(defaults, family=quantised.family, scales=scales, a=Operand(quantised.dtype))
         if quantised.dtype in (_INT4, _FP4):  # beside activations of the model's type, which factors of int4 have too
-            scales = quantised.scales + "_fp16" * (plain.a.dtype == "fp16" and quantised.dtype == _INT4)
+            half = "_fp16" * (plain.a.dtype == "fp16" and quantised.dtype == _INT4)
+            scales = defaults.scales or quantised.scales + half
             as_file = replace(as_file, scales=scales, a=plain.a, b=Operand(quantised.dtype))
         scaled = _in_dtypes_of(config, as_file)
     rows: dict[Problem, FormatRow] = {}
@@ -61,7 +63,7 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
     remarks = list(found.left_out)
     if is_quantised:
         kept = ", ".join(dict.fromkeys(layer.name for layer in found.layers if layer.kept))
-        scales = f" --scales {quantised.scales}" if quantised.scales else ""
+        scales = f" --scales {scaled.scales}" if scaled.scales else ""
         remarks.append(
             f"its weights are {quantised.dtype} ({quantised.method}), family {quantised.family}{scales}, but for {kept}"
         )

@@ -268,7 +268,8 @@ def _why_left(module: nn.Module, dispatcher: Dispatcher, invariant: bool) -> str
         return f"of class {kind.__module__}.{kind.__qualname__}{instead}"
     if "forward" in vars(module):
         if packed_linear.is_of_compressed_tensors(module.forward):
-            return "compressed-tensors decompressed it at a call: patch the model before its first"
+            late = "compressed-tensors decompressed it at a call: patch the model before its first"
+            return late if module.weight.dtype.itemsize > 1 else f"compressed-tensors has it in {module.weight.dtype}"
         return "another library replaced its forward"
     if type(module.weight) is not nn.Parameter or type(module.weight.data) is not torch.Tensor:
         return f"its weight is a {type(module.weight.data).__name__}"

@@ -306,10 +306,11 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
     unsaid, sorted_ = layers.gptq(), layers.CompressedLinear(weight_packed=bits.COMPRESSED, weight_scale=bits.HALF.t())
     unsaid.desc_act, unsaid.g_idx = True, None
     sorted_.quantization_scheme = SimpleNamespace(weights=SimpleNamespace(actorder="group"), input_activations=None)
-    decompressed = layers.compressed_linear()
-    decompressed.weight = nn.Parameter(decompressed._parameters.pop("weight_packed").bfloat16(), requires_grad=False)
+    decompressed, of_fp8 = layers.compressed_linear(), layers.compressed_linear()
+    for layer, dtype in ((decompressed, torch.bfloat16), (of_fp8, torch.float8_e4m3fn)):
+        layer.weight = nn.Parameter(layer._parameters.pop("weight_packed").to(dtype), requires_grad=False)
     model = nn.ModuleDict({
-        "unsaid": unsaid, "sorted": sorted_, "decompressed": decompressed,
+        "unsaid": unsaid, "sorted": sorted_, "decompressed": decompressed, "of fp8": of_fp8,
         "eight": layers.compressed_linear(weights=SimpleNamespace(num_bits=8)),
         "asymmetric": layers.gptq(0x77777771), "narrow": narrow,
         "marlin": layers.marlin(desc_act=True), "unlike marlin": layers.marlin(in_features=2 * K),
@@ -327,6 +328,7 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
         "other": f"no row of int4 for N=8, K={K}",
         "quantised": "its activations are quantised too",
         "decompressed": "compressed-tensors decompressed it at a call: patch the model before its first",
+        "of fp8": "compressed-tensors has it in torch.float8_e4m3fn",
         "eight": "its weight has 8 bits",
         "unsaid": "its K is sorted (desc_act), and no g_idx says how",
         "sorted": "its K is sorted (actorder), and no weight_g_idx says how",

@@ -80,9 +80,12 @@ def with_fewer_programs(config: Config, problem: Problem, small: Problem, target
 
 
 def count_launches(config: Config, problem: Problem) -> int:
-    """Return the launches of a check: two where one leaves counters or a workspace behind for the next, else one."""
+    """Return the launches of a check: two where one leaves counters or a workspace behind for the next, else one.
+
+    Two of groups also, as a tile that reaches into the next group's rows is found by the opposite order alone.
+    """
     sizes = geometry(config, problem, 1)
-    return 2 if sizes.workspace_bytes or sizes.semaphore_bytes else 1
+    return 2 if sizes.workspace_bytes or sizes.semaphore_bytes or problem.groups else 1
 
 
 @dataclass(frozen=True)

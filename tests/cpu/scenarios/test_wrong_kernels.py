@@ -131,6 +131,7 @@ EDITS = (
         "one round of groups' tiles", "tl.range(pid, tiles, tl.num_programs(0))", 
         "tl.range(pid, tl.num_programs(0), tl.num_programs(0))", GROUPS, GROUPED, replace(GFX942, compute_units=8),
     ),
+    Edit("rows of the next group", "rows < rows_in_group - tile_m * BLOCK_M", "rows < M - row0", GROUPS, GROUPED),
     Edit("the first group's B for all", "b_base += group.to(tl.int64) * N * K", "pass", GROUPS, GROUPED),
 )  # fmt: skip
 

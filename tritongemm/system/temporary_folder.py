@@ -69,13 +69,16 @@ def _make(place: str | None) -> tuple[Path, int]:
     """Return a new folder, and the descriptor that holds its lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:  # a sweep took the folder, which had no lock yet, for a dead process's
+            continue
         with suppress(OSError):  # a file system without locks: the folder can't be locked, and is never removed
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             (folder / _FILES).mkdir()
             return folder, lock
-        except FileNotFoundError:  # a sweep before the lock took the folder for a dead process's
+        except FileNotFoundError:  # the same, before the lock was taken
             os.close(lock)
         except OSError:
             _remove(folder, lock)
@@ -99,11 +102,15 @@ def _left_in(place: str) -> list[Path]:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Remove a folder of this user, closed to others, whose lock is free."""
+    """Remove a folder of this user, closed to others, whose lock is free, or which is empty."""
     found = folder.lstat()
     if (stat.S_ISDIR(found.st_mode), found.st_uid, stat.S_IMODE(found.st_mode)) != (True, os.getuid(), 0o700):
         return
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:  # its process died before it made the lock, or after it removed it
+        folder.rmdir()
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

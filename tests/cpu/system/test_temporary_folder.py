@@ -1,13 +1,15 @@
-import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.nouns import Patch, each
 from tritongemm.core.errors import OutputError
 from tritongemm.system import temporary_folder
 from tritongemm.system.temporary_folder import TemporaryFolder, sweep
@@ -50,6 +52,7 @@ def test_nothing_else_is_swept(place: Path) -> None:
     """Whatever it is called: what has no lock, is no folder, is another user's or open to others is not ours."""
     (place / "tritongemm-results1").mkdir()
     (place / "tritongemm-abcdefgh").mkdir(0o700)  # a name as ours, without a lock
+    (place / "tritongemm-abcdefgh" / "results").touch()
     (place / "tritongemm-longer_name").mkdir(0o700)
     (place / "tritongemm-longer_name" / "lock").touch()
     (place / "tritongemm-file1234").touch()
@@ -62,18 +65,26 @@ def test_nothing_else_is_swept(place: Path) -> None:
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_folder_that_a_sweep_took_before_its_lock_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, swept = fcntl.flock, list[str]()
+def test_a_process_that_died_beside_its_lock_leaves_an_empty_folder_which_is_swept(place: Path) -> None:
+    (place / "tritongemm-abcdefgh").mkdir(0o700)
+    sweep()
+    assert list(place.iterdir()) == []
 
-    def late(descriptor: int, operation: int) -> None:
-        if not swept:
-            swept.append("begun")
+
+@each("before", ["tempfile.mkdtemp", "fcntl.flock"])
+def test_a_folder_that_a_sweep_took_before_its_lock_is_made_again(place: Path, monkeypatch: Patch, before: str) -> None:
+    original, swept = resolve_name(before), list[str]()
+
+    def late(*given: Any, **named: Any) -> Any:
+        first, made = not swept, original(*given, **named) if before == "tempfile.mkdtemp" else None
+        swept.append("begun")
+        if first:
             sweep()
-        lock(descriptor, operation)
+        return made if before == "tempfile.mkdtemp" else original(*given, **named)
 
-    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(before, late)
     with TemporaryFolder() as folder:
-        assert folder.is_dir() and len(list(place.iterdir())) == 1
+        assert folder.is_dir() and len(list(place.iterdir())) == 1 and len(swept) > 1
 
 
 def test_no_place_for_temporary_files_is_reported(place: Path) -> None:

@@ -31,7 +31,7 @@ from tritongemm.codegen.template_facts import (
 )
 from tritongemm.codegen.wrapped_lines import WIDTH, wrap_text
 from tritongemm.core.config import Config
-from tritongemm.core.dtypes import DTYPES, DType
+from tritongemm.core.dtypes import DTYPES, E8M0_BIAS, DType
 from tritongemm.core.epilogues import RESIDUAL
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
@@ -359,7 +359,7 @@ def _meaning(problem: Problem, operand: OperandSpec) -> str:
     shapes = {"rows": f"[{across}, {along}]", "groups": f"[{along}, {'2, ' * scaling.zeros}{across}]"}
     stored = f"as {shapes[scaling.layout]}" if scaling.layout in shapes else f"in the layout `{scaling.layout}`"
     zeros = ", then as many zero points less 8" if scaling.zeros else ""
-    powers = "; 2 ** (byte - 127)" if scaling.dtype == "e8m0" else ""
+    powers = f"; 2 ** (byte - {E8M0_BIAS})" if scaling.dtype == "e8m0" else ""
     return f"{meaning} and {scaling.depth} elements along K{zeros}, {stored}{powers}"
 
 

@@ -1,8 +1,8 @@
 """The rows of a YAML list as values, one after the other.
 
 A file whose every row is one line, as in the files that we write, is read line by line: what is wrong in a line costs
-that row alone. A line that is JSON, as we write it, is read by `json`. Every other line, and every other file as a
-is read from libyaml's events. Both give the same values.
+that row alone. A line that is JSON, as we write it, is read by `json`. Every other line, and every other file, is read
+from libyaml's events. Both give the same values.
 
 No value is nested so deeply, or repeated so often by aliases, that reading it takes the stack or the memory.
 """

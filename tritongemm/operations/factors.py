@@ -19,8 +19,10 @@ from tritongemm.core.scaling import (
     GRANULARITIES,
     MX_DEPTH,
     NO_SCALES,
+    NV_DEPTH,
     PADDED_ROWS,
     SCALED_BLOCK,
+    WEIGHT_DEPTHS,
     ScalePair,
     Scaling,
     granularity,
@@ -180,6 +182,46 @@ def of_groups(scale_b: Tensor | None, layout: str = "") -> ScalePair:
     if scale_b.dtype in EXPONENTS:
         return (powers(layout or "rows"),) * 2
     return GRANULARITIES["row" if scale_b.dim() == 2 else "block"]
+
+
+def of_rows_beside(scale_a: Tensor | None, rows: int, weight: Scaling | None) -> ScalePair:
+    """Return the factors of a grouped product's rows and of its weights of four bits, which are `weight`."""
+    if scale_a is None or scale_a.dtype in EXPONENTS:
+        return None if scale_a is None else powers("rows"), weight
+    return GRANULARITIES["row" if scale_a.numel() == rows else "block"][0], weight
+
+
+def of_four_bits(scale: Tensor, n: int, k: int, wide: torch.dtype) -> tuple[str, Scaling] | None:
+    """Return the type of a weight [N, K] of four bits and its factors; None of factors that no such weight has.
+
+    Args:
+        scale: e8m0 [N, K / 32] or bfloat16 [K / 16, N] of fp4, or [K / 128, N] (or 64, 32) of int4, with zero points
+            [K / 128, 2, N].
+        n: rows of the weight.
+        k: its numbers along K.
+        wide: the type of factors of int4.
+
+    Raises:
+        InputError: they are of another type than such a weight has.
+    """
+    if scale.dtype in EXPONENTS:
+        fits = tuple(scale.shape) == (n, k // MX_DEPTH) and not k % MX_DEPTH
+        return ("fp4e2m1", powers("rows")) if fits else None
+    zeros = scale.dim() == 3
+    depth = cdiv(k, scale.shape[0]) if scale.dim() in (2, 3) and scale.shape[0] else 0
+    of_fp4 = depth == NV_DEPTH and not zeros
+    wanted = torch.bfloat16 if of_fp4 else wide
+    if scale.dtype != wanted:
+        raise InputError(
+            f"scale is {scale.dtype}; of fp4 it is e8m0 (uint8), of int4 x's type: convert it to {wanted} once"
+        )
+    fits = (of_fp4 or depth in WEIGHT_DEPTHS) and not k % depth
+    if not fits or tuple(scale.shape) != (k // depth, *(2,) * zeros, n):
+        return None
+    name = f"weight_{depth}{'_zeros' * zeros}{'_fp16' * (wanted == torch.float16)}"
+    scaling = GRANULARITIES[name][1]
+    assert scaling is not None
+    return "fp4e2m1" if of_fp4 else "int4", scaling
 
 
 @cache

@@ -10,15 +10,9 @@ from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.epilogues import EPILOGUES, IN_BLOCKS, RESIDUAL, is_gated, rows_of_factors
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Operand
-from tritongemm.core.scaling import GRANULARITIES, SCALED_BLOCK, ScalePair, Scaling
+from tritongemm.core.scaling import SCALED_BLOCK, ScalePair, Scaling
 from tritongemm.operations import checks
-from tritongemm.operations.factors import (
-    EXPONENTS,
-    given_shape,
-    of_groups,
-    powers,
-    products_with,
-)
+from tritongemm.operations.factors import EXPONENTS, given_shape, of_groups, of_rows_beside, products_with
 from tritongemm.operations.linear_w4 import ACTIVATIONS, QUANTISED, read_weight
 from tritongemm.operations.torch_products import DTYPE_NAMES, output_dtype
 
@@ -77,13 +71,9 @@ class GroupedOperands(NamedTuple):
     @property
     def scalings(self) -> ScalePair:
         """The scale factors of a and of b, as kernels read them."""
-        weight, of_a = self.weight, self.scale_a
-        if weight is None:
-            return of_groups(self.scale_b, self.scale_layout)
-        if of_a is None or of_a.dtype in EXPONENTS:
-            return None if of_a is None else powers("rows"), weight.scaling
-        along_k = of_a.numel() != prod(self.a.shape[:-1])
-        return GRANULARITIES["block" if along_k else "row"][0], weight.scaling
+        if weight := self.weight:
+            return of_rows_beside(self.scale_a, prod(self.a.shape[:-1]), weight.scaling)
+        return of_groups(self.scale_b, self.scale_layout)
 
     @property
     def dtypes(self) -> tuple[str, str, str]:

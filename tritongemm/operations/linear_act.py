@@ -58,8 +58,8 @@ class ActivatedOperands(NamedTuple):
     @property
     def run(self) -> int:
         """Rows of gate in w after which as many of up follow: those that share factors, or a few."""
-        factors = None if self.scale_b is None else self.scale_b.shape
-        return SCALED_BLOCK if factors and len(factors) == 2 and factors[0] * SCALED_BLOCK == len(self.w) else RUN
+        scaled = self.scaled
+        return RUN if scaled is None else max(RUN, scaled.product.scalings_b[0].rows)
 
     @property
     def rows(self) -> int:

@@ -10,12 +10,12 @@ from tritongemm.core.dtypes import INT4_ZERO
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
-from tritongemm.core.scaling import GRANULARITIES, MX_DEPTH, NV_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
+from tritongemm.core.scaling import MX_DEPTH, NV_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.support import Support
 from tritongemm.numerics import scale_factors
 from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_fit, check_tensors
 from tritongemm.operations.contract import ProductOperation, Reading
-from tritongemm.operations.factors import EXPONENTS, Ways, find_scalings, readings, spread, why_none
+from tritongemm.operations.factors import EXPONENTS, Ways, find_scalings, of_four_bits, readings, spread, why_none
 from tritongemm.operations.torch_products import DTYPE_NAMES, linear
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import WeightLayout
@@ -159,24 +159,8 @@ def read_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype, order: str) -
     if weight.dtype != torch.uint8 or weight.dim() != 2 or not weight.numel():
         raise InputError(f"weight is {weight.dtype} {tuple(weight.shape)}; it is uint8 [N, K / 2], two numbers a byte")
     n, k = weight.shape[0], 2 * weight.shape[1]
-    if scale.dtype in EXPONENTS:
-        name, suffix, depth = "fp4e2m1", "mx", MX_DEPTH
-        fits = tuple(scale.shape) == (n, k // depth) and not k % depth
-    else:
-        zeros = scale.dim() == 3
-        groups = scale.shape[0] if scale.dim() in (2, 3) else 0
-        depth = cdiv(k, groups) if groups else 0
-        of_fp4 = depth == NV_DEPTH and not zeros
-        wanted = torch.bfloat16 if of_fp4 else dtype
-        if scale.dtype != wanted:
-            raise InputError(
-                f"scale is {scale.dtype}; of fp4 it is e8m0 (uint8), of int4 x's type: convert it to {wanted} once"
-            )
-        of_int4 = depth in WEIGHT_DEPTHS
-        fits = (of_fp4 or of_int4) and not k % depth and tuple(scale.shape) == (k // depth, *(2,) * zeros, n)
-        suffix = f"{depth}{'_zeros' * zeros}{'_fp16' * (wanted == torch.float16)}"
-        name = "fp4e2m1" if of_fp4 else "int4"
-    if not fits:
+    found = of_four_bits(scale, n, k, dtype)
+    if found is None:
         if k % MX_DEPTH:
             raise InputError(f"weight is {tuple(weight.shape)}: K={k} is no multiple of {MX_DEPTH}, the shortest group")
         groups = " or ".join(f"{k // each}" for each in reversed(WEIGHT_DEPTHS) if not k % each)
@@ -185,8 +169,7 @@ def read_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype, order: str) -
             f"{n}] of int4, with zero points [groups, 2, {n}], or of fp4 [{n}, {k // MX_DEPTH}] e8m0 or "
             f"[{k // NV_DEPTH}, {n}] bfloat16: groups divide K"
         )
-    _, scaling = GRANULARITIES[f"weight_{suffix}"]
-    b = Operand(name, row_major=False, order=order, scaling=scaling)
+    b = Operand(found[0], row_major=False, order=order, scaling=found[1])
     if order != PLAIN:
         a = "fp16" if dtype == torch.float16 else "bf16"
         possible = registry.get(WeightLayout, order).supports(Problem(1, n, k, Operand(a), b, Operand(a)))

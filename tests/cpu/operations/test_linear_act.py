@@ -20,6 +20,16 @@ def test_gate_and_up_are_those_of_separate_weights() -> None:
     assert q.float().abs().amax(-1).max() == 448 and tritongemm.linear_act_quantize(X, GATE)[0].shape == (5, 256)
 
 
+def test_rows_of_gate_in_turn_are_those_that_share_factors() -> None:
+    x, w, of_x = X[:, :32].to(torch.float8_e4m3fn), GATE[:, :32].to(torch.float8_e4m3fn), torch.ones(5, 1)
+    found = tritongemm.linear_act(x, w[:128], "silu_mul", None, None, of_x, torch.ones(128))
+    for factors in (torch.ones(1, 128), torch.ones(128, 1)):  # as many as rows are in blocks of 128 x 128 apart
+        same = tritongemm.linear_act(x, w[:128], "silu_mul", None, None, of_x, factors)
+        torch.testing.assert_close(same, found)
+    given = (x, w[:192], "silu_mul", None, None, of_x, torch.ones(2, 1))
+    refuses("with silu_mul it has 128 rows of gate, then 128 of up", tritongemm.linear_act, *given)
+
+
 @apart(
     ((X, GATE, "swish"), "act is 'swish'; it may be silu, gelu"),
     ((X, GATE[:24], "silu_mul"), "with silu_mul it has 8 rows of gate, then 8 of up"),

@@ -38,7 +38,7 @@ class Target:
     lds_bytes_per_clock: int  # LDS / shared memory bandwidth of a compute unit
     request_bytes: int  # what opening one more row costs caches and memory, as bytes moved: half a line or a sector
     free_stages: int  # stages of a software pipeline that hold no LDS buffer (they wait in registers or are consumed)
-    store_counter: str  # hardware counter of a wave's stores that have not landed; "" where a barrier waits for them
+    store_wait: str  # hardware counter that says that a wave's stores have landed; "" where a barrier waits for them
     sum_elements: int  # most elements of a shared tile that a program adds up at a time; 0 for a full tile
     fp8: str  # encoding its matrix units read: `fn`, `fnuz` or `none`
     peak_tflops: Mapping[str, float] = field(hash=False)  # dense matrix rate by dtype (`fp8` for all eight-bit floats)

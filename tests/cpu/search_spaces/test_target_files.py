@@ -93,7 +93,7 @@ CODE = '"s\\"); import os; os.system(\\"id\\") #\\n"'  # ends the text that it s
     (GFX942 + "devices: [MI308X]\n", "toy.yaml: devices must be a map of maps"),
     (GFX942 + "chips: {MI308X: 1}\n", "toy.yaml: chips must be a list of words"),
     ("inherit: ../gfx942\n", "toy.yaml inherits '../gfx942', which is not there"),
-    (GFX942 + f"target: {{store_counter: {CODE}}}\n", "target: store_counter must be text of letters, digits, bl"),
+    (GFX942 + f"target: {{store_wait: {CODE}}}\n", "target: store_wait must be text of letters, digits, bl"),
     (GFX942 + f"target: {{features: [{CODE}]}}\n", "target: features must be a list of names"),
     (GFX942 + f"target: {{peak_tflops: {{{CODE}: 1}}}}\n", "target: peak_tflops must be a map of numbers"),
     (GFX942 + f"templates: {{tile: {{options: {{{CODE}: [1]}}}}}}\n", "can't be a name; it has small letters"),

@@ -12,7 +12,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -285,7 +285,9 @@ def _read_helper(data: object, number: int, members: Members) -> LibraryHelper |
 def _read_target(name: str, data: Any) -> Target | DamagedEntry:
     where = f"the facts of {name}"
     try:
-        return schema.read_target(where, name, opened(data)["facts"])
+        facts, known = opened(data)["facts"], {one.name for one in fields(Target)}
+        # Earlier versions had facts that generated kernels alone need.
+        return schema.read_target(where, name, {fact: value for fact, value in facts.items() if fact in known})
     except _DAMAGED as error:
         return DamagedEntry(where, str(error))
 

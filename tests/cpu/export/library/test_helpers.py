@@ -17,7 +17,8 @@ from tritongemm.build.cache import ArtifactCache
 from tritongemm.cli import library as command
 from tritongemm.core.errors import UnavailableError
 from tritongemm.export.library import building
-from tritongemm.export.library.storage import MANIFEST, open_library
+from tritongemm.export.library.storage import MANIFEST, manifest_text, open_library
+from tritongemm.search_spaces import schema
 from tritongemm.serving.device_kernels import HelperKernels
 from tritongemm.system import settings
 from tritongemm.workloads import sizes
@@ -43,6 +44,16 @@ def test_what_is_beside_the_products_is_read_as_it_was_written(library: Path, tm
     assert merged.digest == found.digest and not merged.faults()
     strides = {e.record.problem.batch: e.kernel.strides for e in merged.entries if e.kernel is not None}
     assert strides[1] is None and strides[3] is not None and strides[3].places["stride_a"][1] == 8
+
+
+def test_facts_of_an_earlier_version_are_read(library: Path, monkeypatch: Patch) -> None:
+    """The first libraries had assembly among them."""
+    now = schema.target_facts(SM90)
+    monkeypatch.setattr(schema, "target_facts", lambda target: {**now, "overlap": {}, "narrow": {"x": "y"}})
+    text = manifest_text((), (), [SM90])
+    (library / MANIFEST).write_text(text, encoding="utf-8")
+    found = open_library(library)
+    assert "overlap" in text and found.targets == {"sm90": SM90} and not found.damaged
 
 
 @apart(

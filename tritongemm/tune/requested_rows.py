@@ -76,11 +76,13 @@ def select(rows: Sequence[FormatRow], target: Target, source: SizeSource, watche
 
 
 def complain(row: FormatRow, target: Target, source: SizeSource) -> str:
-    """Return why a target can't compute a row, with the row's place; "" if it can."""
+    """Return why a row can't be tuned for a target, with the row's place; "" if it can."""
+    where = "" if source.path is None else f"{row.where(str(source.path))}: "
+    if row.problem.masked and (source.is_workload or source.m_range is not None):
+        return f"{where}{row.problem.key}: groups with room of their own have no tables over M; tune each as a size"
     supported = registry.get(Family, row.problem.family).supports(row.problem, target)
     if supported:
         return ""
-    where = "" if source.path is None else f"{row.where(str(source.path))}: "
     return f"{where}{row.problem.key}: {supported}{name_others(row.problem, target)}"
 
 

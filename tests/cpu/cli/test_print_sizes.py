@@ -51,6 +51,11 @@ def test_a_workload_is_tuned_without_such_rows(capsys: Capsys) -> None:
     assert said[2].startswith(f"refused: sizes.yaml: {REASON}") and len(said) == 3
 
 
+def test_groups_with_room_of_their_own_have_no_tables(capsys: Capsys) -> None:
+    words = "-n 64 -k 64 --groups 4 --group_form masked --room 8 --m_range 1-8 --target gfx942 --print_sizes"
+    assert tune.main(words.split()) == 2 and "tune each as a size" in capsys.readouterr().err
+
+
 def test_a_workloads_sizes_are_those_of_its_tables(capsys: Capsys) -> None:
     of_each = "M: 5, K: 64, rowMajorB: N"
     rows = [f"{{{of_each}, N: 64, count: 7, callers: [a.q_proj]}}"]

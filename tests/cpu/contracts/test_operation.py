@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritongemm
 from tests.support.linear_layers import ComputingKernel, attach_device, be_a_gpu, problem, record
-from tests.support.nouns import Defaults, InputError, Patch, Support, each, refuses, sizes
+from tests.support.nouns import Defaults, InputError, Patch, Support, refuses, sizes
 from tests.support.operation_calls import PLAIN, SCALED, Call, Rows
 from tests.support.plugins import dropped
 from tritongemm.operations import contract
@@ -59,7 +59,7 @@ def test_it_is_inferred_read_and_computed_alike(call: Call) -> None:
             assert operation.name == "linear_fp8" or reading.tensors.keys() == wanted
 
 
-@each("call", [call for name, call in CALLS.items() if "masked" not in name])
+@every_call
 def test_it_is_captured_as_what_is_looked_up(call: Call, tmp_path: Path) -> None:
     operation, given = contract.bind(call.name, call.given, call.named)
     with torch.no_grad(), tritongemm.capture(tmp_path / "shapes.yaml"):

@@ -43,6 +43,7 @@ class Product:
     left_out: str = ""  # why it can't be tuned; "" where it can
     one_scale: bool = False  # whether A and B have one scale factor each, as AITER's `scaleAB` says
     epilogue: str = "none"  # what is done with the product, as in `core.problem.Problem`
+    room: int = 0  # rows that each group has room for, all of which M counts; 0 where groups have no room of their own
 
     @property
     def shared(self) -> str:
@@ -108,13 +109,11 @@ def of_reading(call: str, operation: ProductOperation, checked: Any) -> Product:
         return of_nothing(call, reading.reason)
     p = reading.problems[0] if reading.problems else reading.plain
     assert p is not None
-    if p.masked:
-        return of_nothing(call, f"groups with room for {p.group_m} rows each")
     factors = [reading.tensors[name] for name in ("scale_a", "scale_b") if name in reading.tensors]
     one_scale = bool(factors) and all(one.numel() == 1 for one in factors)
     return Product(
         call, p.m, p.n, p.k, p.a._replace(scaling=None), p.b._replace(scaling=None), p.c, p.bias, p.batch,
-        p.group_count, p.family, p.scales, reading.why_none, one_scale, p.epilogue,
+        p.group_count, p.family, p.scales, reading.why_none, one_scale, p.epilogue, p.groups.room if p.groups else 0,
     )  # fmt: skip
 
 

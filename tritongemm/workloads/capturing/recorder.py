@@ -172,7 +172,7 @@ class Recorder:
 
     def _tally(self, product: Product) -> Tally:
         if product not in self._tallies:
-            over = range_of(product.groups, product.m) if product.groups > 1 else None
+            over = range_of(product.groups, product.m) if product.groups > 1 and not product.room else None
             self._tallies[product] = Tally(spread_over=over)
             self._on_new()
         return self._tallies[product]

@@ -178,6 +178,7 @@ def _start(product: Product) -> str:
         more = {"batch": p.batch, "shared": p.shared, "groups": p.groups, "family": p.family, "scales": p.scales}
         more |= {"order_b": p.b.order, "epilogue": p.epilogue}
         values |= {name: value for name, value in more.items() if value not in (1, "", PLAIN, "none")}
+        values |= {"group_form": "masked", "group_room": p.room} if p.room else {}
     values |= {"reason": p.left_out} if p.left_out else {}
     values |= {"operation": p.operation}
     return ("# left out: " if p.left_out else "- ") + json.dumps(values)[:-1]

@@ -84,6 +84,6 @@ def _require_named(machine: Machine, device: str) -> None:
     chips, here = chips_of(device), chips_of(machine.product) if machine.devices else frozenset()
     if target_of_device(device) not in ("", machine.target.name) or (chips and here and not chips & here):
         raise TargetError(
-            f"-o: the name of the table says {device}, and results would be of {machine.product} "
-            f"({machine.target.name}): write that device's name there, or tune on a {device}"
+            f"-o: the table's name says {device}, and this run is for {machine.product} ({machine.target.name}): "
+            "change the name, or tune on the other GPU"
         )

@@ -72,7 +72,7 @@ def test_a_table_of_a_servers_own_kernels(size: list[str], tmp_path: Path, monke
     words = ["--for", "vllm", *size, "-m", "16", "--family", "a8w8_blockscale", "--algorithms", "12"]
     for other in ("NVIDIA_H100", "AMD_Instinct_MI300X"):
         assert tune.main([*words, "-o", str(tmp_path / name.replace("NVIDIA_H200", other))]) == 2
-        assert f"the table says {other}, and results would be of H200 (sm90)" in capsys.readouterr().err
+        assert f"the table's name says {other}, and this run is for H200 (sm90)" in capsys.readouterr().err
     assert tune.main([*words, "-o", str(tmp_path / name)]) == 0
     assert "its own kernels race" in capsys.readouterr().err
     reported = json.loads((tmp_path / name).read_text(encoding="utf-8"))

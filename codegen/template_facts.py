@@ -290,7 +290,7 @@ def kernel_template(name: str) -> KernelTemplate:
     if unknown := sorted(set(facts) - known):
         complaint = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
         raise InputError(f"templates/kernels/{path.name}: the header has {complaint}")
-    if base := facts.get("inherit"):
+    while base := facts.pop("inherit", ""):
         shared = yaml.safe_load((path.parent / f"{base}.yaml").read_text(encoding="utf-8"))
         facts = shared | {k: shared[k] | v if isinstance(shared.get(k), dict) else v for k, v in facts.items()}
     named: dict[str, str] = facts.get("names", {})
@@ -305,7 +305,7 @@ def kernel_template(name: str) -> KernelTemplate:
         text = str(fact).replace("{name}", name)
         return re.sub(r"[A-Z_]+", lambda word: f"({named[word[0]]})" if word[0] in named else word[0], text)
 
-    read = {k: v if k == "defaults" else spelled_out(v) for k, v in facts.items() if k not in ("names", "inherit")}
+    read = {k: v if k == "defaults" else spelled_out(v) for k, v in facts.items() if k != "names"}
     order = _known_facts(path.name, "order", read.get("order", {}), OrderFacts)
     order |= {name: int(order[name]) for name in ("long_block", "most_runs") if name in order}
     search = _search_facts(path.name, _known_facts(path.name, "search", facts.get("search", {}), SearchFacts))

@@ -18,7 +18,7 @@ from tritongemm.operations.contract import ProductOperation, Reading
 from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.scaled import SCALED, CheckedScaled
 from tritongemm.operations.scaled_operands import ScaledOperands
-from tritongemm.operations.torch_products import DTYPE_NAMES, linear, output_dtype
+from tritongemm.operations.torch_products import DTYPE_NAMES, converted, linear, output_dtype
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Family
 
@@ -161,10 +161,13 @@ class ActivatedLayer(ProductOperation):
 
     def fallback(self, checked: ActivatedOperands) -> Tensor:
         """Return the activation of PyTorch's linear layer."""
-        plain = (*checked.layer[:3], None) if checked.act in IN_BLOCKS else checked.layer
-        product = SCALED.fallback(checked.scaled) if checked.scaled else linear(*plain)
+        x, w, bias, wanted = checked.layer
+        if wanted is not None and wanted.itemsize == 1:  # numbers that PyTorch neither adds nor activates
+            wanted = None if checked.act in IN_BLOCKS else torch.float32
+        product = SCALED.fallback(checked.scaled) if checked.scaled else linear(x, w, bias, wanted)
         if checked.act == RESIDUAL:
-            return product + checked.bias
+            assert checked.bias is not None
+            return converted(product + checked.bias.to(product.dtype), checked.result_type)
         return finished(checked.act, product, checked.result_type, checked.run)
 
 
@@ -175,7 +178,7 @@ def finished(act: str, product: Tensor, dtype: torch.dtype, run: int = RUN) -> T
     """Return what an epilogue makes of a product; of one in blocks in a type of eight bits, and then the factors."""
     done = apply_epilogue(act, product, run)
     if act not in IN_BLOCKS:
-        return done
+        return converted(done, dtype)
     done = done.flatten(0, -2)
     m, columns = done.shape
     result = done.new_zeros((m + rows_of_factors(m), columns), dtype=dtype)

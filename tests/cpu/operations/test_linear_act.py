@@ -17,6 +17,8 @@ def test_gate_and_up_are_those_of_separate_weights() -> None:
     q, factors = tritongemm.linear_act_quantize(X[None], w, "silu_mul", bias)
     assert (q.shape, q.dtype, factors.shape, factors.stride()) == ((1, 5, 256), torch.float8_e4m3fn, (5, 2), (1, 5))
     assert deviation(q[0].double() * factors.double().repeat_interleave(128, 1), functional.silu(gate) * up) < 2**-4
+    narrow = tritongemm.linear_act(X, GATE, "silu", GATE[:, 0], q.dtype)
+    assert narrow.dtype == q.dtype and deviation(narrow.double(), functional.silu(gate)) < 2**-4
     assert q.float().abs().amax(-1).max() == 448 and tritongemm.linear_act_quantize(X, GATE)[0].shape == (5, 256)
 
 

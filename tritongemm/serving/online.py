@@ -10,7 +10,6 @@ that can't be read is passed over. The CSV is for programs that read AITER's: it
 have neither the device nor the library nor a bias.
 """
 
-import fcntl
 import json
 import os
 import threading
@@ -25,7 +24,7 @@ from statistics import quantiles
 import torch
 
 from tritongemm.core.config import Config
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.errors import InputError, OutputError, TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel
@@ -37,7 +36,7 @@ from tritongemm.serving import calls
 from tritongemm.serving.launching import FastCall
 from tritongemm.serving.online_race import AlgorithmRace, OnlineOutcome, TimedAlgorithm
 from tritongemm.serving.serving_device import ServingDevice
-from tritongemm.system import files, settings
+from tritongemm.system import files, locks, settings
 from tritongemm.system.printable import printable
 
 MOST_ROWS_AT_ONCE = 512  # More rows, as of prompts, seldom return: they are tried where a size is called frequently.
@@ -50,6 +49,8 @@ CSV_HEADER = (
     "preshuffle, use_rowwise, trans_a, trans_b, m, n, k, A_data_type, lda, stride_a, B_data_type, ldb, stride_b, "
     "C_data_type, ldc, stride_c, compute_type, batch_count, algo_index, kernel_name"
 )
+_ADVICE = "what was tried in this process is tried again in others"
+_LOCK_SECONDS = 60.0  # another process writes for milliseconds
 _MOST_BYTES = 64 << 20
 _TYPES = {
     "bf16": "bf16_r",
@@ -88,12 +89,15 @@ class OnlineStore:
             self._append(self._csv, row, CSV_HEADER, lambda text: f"\n{twin}" not in text)
 
     def _append(self, path: Path, line: str, header: str, is_wanted: Callable[[str], bool]) -> None:
+        held_by_another = f"{path} can't be written: another process holds it; {_ADVICE}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            append_line(path, line, header, is_wanted)
+            with locks.locked(path, held_by_another, _ADVICE, _LOCK_SECONDS):
+                append_line(path, line, header, is_wanted)
+        except OutputError as error:
+            warnings.warn(str(error), stacklevel=2)
         except OSError as error:
-            text = f"{path} can't be written: {error.strerror}; what was tried in this process is tried again in others"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(f"{path} can't be written: {error.strerror}; {_ADVICE}", stacklevel=2)
 
     def _read(self) -> None:
         """Read the file again where it has changed."""
@@ -122,14 +126,13 @@ def _record(line: bytes) -> Record | None:
 
 
 def append_line(path: Path, line: str, header: str, is_wanted: Callable[[str], bool]) -> None:
-    """Append a line to a text that other processes append to as well.
+    """Append a line to a text that no other process appends to meanwhile.
 
     Raises:
         OSError: it can't be written, or begins with another line.
     """
     descriptor = files.open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
         text = file.read(_MOST_BYTES).decode("utf-8", "replace")
         if header and text and text.split("\n", 1)[0].rstrip() != header:
             raise OSError(0, "it begins with another line than AITER's files of this name do")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 is_mapped: Final = torch._C._functorch.is_batchedtensor  # by torch.func.vmap
 is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # by it or another transform: it has no address
 KINDS: Final = {torch.dtype: "a dtype such as torch.bfloat16", str: "a string", bool: "True or False"}
-SCALED_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+HALVES = (torch.bfloat16, torch.float16)  # also types of factors of int4
+SCALED_RESULTS = (*HALVES, torch.float32)
 
 
 def check_scales(**scales: Tensor) -> None:
@@ -56,7 +57,7 @@ def check_values(**scales: Tensor) -> None:
     """Check factors on a CPU as `check_scales` does; those on a GPU are skipped, as it would have to be waited for."""
     for name, factors in scales.items():
         plain = type(factors) in (Tensor, torch.nn.Parameter) and factors.is_cpu and not is_mapped(factors)
-        known = factors.dtype == torch.float32 or factors.dtype in EXPONENTS  # a wrong type is named later
+        known = factors.dtype in (torch.float32, *HALVES) or factors.dtype in EXPONENTS  # a wrong type is named later
         dense = factors.layout == torch.strided and not factors.is_nested
         if plain and known and dense and not _are_numbers(factors):
             raise InputError(f"{name} holds NaN or infinity")

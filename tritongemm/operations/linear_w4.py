@@ -13,7 +13,7 @@ from tritongemm.core.problem import PLAIN, Operand, Problem, matrices
 from tritongemm.core.scaling import MX_DEPTH, NV_DEPTH, SCALED_BLOCK, WEIGHT_DEPTHS
 from tritongemm.core.support import Support
 from tritongemm.numerics import scale_factors
-from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_fit, check_tensors
+from tritongemm.operations.checks import SCALED_RESULTS, check_bias, check_fit, check_tensors, check_values
 from tritongemm.operations.contract import ProductOperation, Reading
 from tritongemm.operations.factors import EXPONENTS, Ways, find_scalings, of_four_bits, readings, spread, why_none
 from tritongemm.operations.torch_products import DTYPE_NAMES, linear
@@ -121,6 +121,7 @@ class FourBitLayer(ProductOperation):
     def fallback(self, checked: CheckedFourBits) -> Tensor:
         """Return PyTorch's product with the weight in x's type, or in float32 where that has no such powers of two."""
         (x, weight, scale, order, bias, _, scale_x), b, of_x = checked
+        check_values(scale=scale, **({} if scale_x is None else {"scale_x": scale_x}))
         if not x.numel():
             return self.infer(checked.given)
         if scale_x is not None and of_x[0] is not None:

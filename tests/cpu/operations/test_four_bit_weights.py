@@ -156,6 +156,8 @@ def test_factors_of_long_groups_and_scales_that_are_refused() -> None:
         tritongemm.pack_gptq(GPTQ, HALF, checkpoint_format="marlin")
     x, weight, scale = torch.ones(2, 100).bfloat16(), torch.zeros(8, 50, dtype=torch.uint8), torch.ones(3, 8).bfloat16()
     refuses("K=100 is no multiple of 32, the shortest group", tritongemm.linear_w4, x, weight, scale)
+    nan = torch.full((1, 8), torch.nan).bfloat16()
+    refuses("scale holds NaN", tritongemm.linear_w4, torch.ones(2, 32).bfloat16(), weight[:, :16], nan)
 
 
 def test_a_gradient_reaches_the_activations_through_any_order() -> None:

@@ -22,18 +22,17 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.report.alike_lines import summarise
 from tritongemm.report.plain_table import align, keep_words, terminal_width
-from tritongemm.system import temporary_folder
+from tritongemm.system import stop_signals, temporary_folder
 from tritongemm.system.printable import printable
-from tritongemm.system.stop_signals import handled, on_stop
+from tritongemm.system.stop_signals import end_at_once, handled, on_stop
 
-DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
+DONE, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, stop_signals.INTERRUPTED
 _AGAIN_SECONDS = 0.01  # until a lost Ctrl-C is repeated
 
 
@@ -47,13 +46,13 @@ def run(command: str) -> int:
     warnings.showwarning = _show_warning
     sys.unraisablehook = _interrupt_again
     atexit.register(on_stop, signal.SIG_IGN)  # the last to be called; what Python does then takes no handler
-    on_stop(functools.partial(_end, INTERRUPTED, b"interrupted\n"))
+    end_at_once()
     status = _exit_status(functools.partial(_import_and_run, command))
     # Python takes an interrupt that passed through an `exec`, as packages use it to make classes, for one that was not
     # caught; the next `exec` of text makes it forget it, so that it ends with the status that it is given.
     exec("")
     sys.stdout.flush()
-    on_stop(functools.partial(_end, status, b""))
+    end_at_once(status, b"")
     return status
 
 
@@ -148,13 +147,6 @@ def _interrupt_again(lost: Any) -> None:
         threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(lost)
-
-
-def _end(status: int, text: bytes, *_: object) -> NoReturn:
-    """End the process now; a handler of signals."""
-    with suppress(OSError):
-        os.write(2, text)
-    os._exit(status)
 
 
 # --- what is printed ------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """Handles the signals that stop a run."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+INTERRUPTED = 130  # the exit status of a stopped run
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last two: of a batch system, of a terminal that is closed
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -21,6 +24,17 @@ def on_stop(handler: Handler | signal.Handlers) -> dict[int, Any]:
     # None stands for a handler that was not installed from Python, which Python can't install again.
     heeded = [number for number in _STOPS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     return {number: signal.signal(number, handler) for number in heeded}
+
+
+def end_at_once(status: int = INTERRUPTED, text: bytes = b"interrupted\n") -> None:
+    """Let signals to stop end the process at once, with a text on standard error: there is nothing to be undone."""
+    on_stop(partial(_end, status, text))
+
+
+def _end(status: int, text: bytes, *_: object) -> NoReturn:
+    with suppress(OSError):
+        os.write(2, text)
+    os._exit(status)
 
 
 @contextmanager

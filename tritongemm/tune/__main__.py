@@ -7,6 +7,6 @@ from tritongemm.system import import_path
 if __name__ == "__main__":
     import_path.leave_out_current_folder()
 
-    from tritongemm.cli import shell
+    from tritongemm.__main__ import main
 
-    sys.exit(shell.run("tritongemm.cli.tune:main"))
+    sys.exit(main("tritongemm.cli.tune:main"))

@@ -143,6 +143,17 @@ def test_a_signal_ends_a_command_with_130(tmp_path: Path, number: signal.Signals
     assert signalled(started(tmp_path, text), number) == (130, "interrupted\n")
 
 
+def test_a_signal_while_commands_are_imported(tmp_path: Path) -> None:
+    finder = "class Slow:\n    def find_spec(self, name, *_):\n        if name == 'tritongemm.cli.shell':\n"
+    finder += f"            {READY.strip()}\n            time.sleep(60)\nsys.meta_path.insert(0, Slow())\n"
+    text = f"import sys, time\n{finder}from tritongemm.__main__ import main\nmain()\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert signalled(process, signal.SIGINT) == (130, "interrupted\n")
+
+
 def test_a_signal_that_python_drops_comes_again(tmp_path: Path) -> None:
     """An exception that is raised while an object is being deleted is dropped."""
     text = "class Deleted:\n    def __del__(self):\n        print('ready', flush=True)\n        time.sleep(60)\n"

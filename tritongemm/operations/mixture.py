@@ -1,6 +1,6 @@
 """The operation `fused_moe`: a layer of a mixture of experts, which has two grouped products."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from tritongemm.operations.factors import EXPONENTS, of_groups
 from tritongemm.operations.grouped import GROUPED
 from tritongemm.operations.grouped_operands import GroupedOperands, check_factors
 from tritongemm.operations.microscaling import FORMATS, packed
-from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, as_taken, empty_rows, parts_of
+from tritongemm.operations.mixture_steps import ExpertBias, Rows, as_taken, empty_rows
 
 _GATED = {"silu": "silu_mul", "gelu": "gelu_mul"}  # epilogues of activations
 
@@ -95,45 +95,49 @@ class Mixture(Operation):
         checked = self.check(given)
         rows = given.topk_ids.numel()
         for w, scale in ((given.w1, given.w1_scale), (given.w2, given.w2_scale)):
-            q, of_q = empty_rows(given.x, rows, w.shape[2] * packed(w), checked.mode, _rows_type(given, w))
+            q, of_q = empty_rows(given.x, rows, w.shape[2] * packed(w), checked.mode, rows_type(given, w))
             ends = given.topk_ids.new_empty(w.shape[0], dtype=torch.int32)
             yield GROUPED, GroupedOperands(q, w.mT, ends, as_taken(of_q, checked.mode), scale, *_rest(given))
 
     def fallback(self, checked: CheckedMixture) -> Tensor:
         """Return the result of PyTorch's steps and products."""
-        return compute(checked, mixture_steps, lambda given: GROUPED.fallback(GROUPED.check(given)))
+        given, mode = checked
+        if not given.x.shape[0]:
+            return self.infer(given)
+        ids, experts = given.topk_ids, given.w1.shape[0]
+        rows, (order, place, ends) = mixture_steps.route(given.x, ids, experts, mode, rows_type(given, given.w1))
+        of_w1, of_w2 = biases(given, order)
+        h = GROUPED.fallback(GROUPED.check(gate_up(given, rows, ends)))
+        inner = mixture_steps.activate(h, given.activation, mode, rows_type(given, given.w2), of_w1)
+        y = GROUPED.fallback(GROUPED.check(down(given, inner, ends)))
+        return mixture_steps.combine(y, place, ends, given.topk_weights, given.x.dtype, of_w2)
 
 
 MIXTURE = Mixture()
 
 
-def compute(
-    checked: CheckedMixture, steps: MixtureSteps, multiply: Callable[[GroupedOperands], Tensor], act: str = ""
-) -> Tensor:
-    """Return the result, by what computes the steps and the products; `act` is of a first product that activates."""
-    given, mode = checked
-    x, w1, w2, topk_weights, topk_ids, activation, w1_scale, w2_scale = given[:8]
-    if not x.shape[0]:
-        return x.new_empty(x.shape)
-    x, weights = x if x.stride(1) == 1 else x.contiguous(), topk_weights.contiguous()
-    ids = topk_ids.contiguous()
-    (rows, of_rows), sorted_ids = steps.route(x, ids, w1.shape[0], mode, _rows_type(given, w1))
-    order, place, ends = sorted_ids
-    of_w1, of_w2 = (None if one is None else ExpertBias(one, ids, order) for one in (given.w1_bias, given.w2_bias))
-    h = multiply(GroupedOperands(rows, w1.mT, ends, of_rows, w1_scale, *_rest(checked.given), act))
-    if act:
-        inner, of_inner = parts_of(h, ids.numel(), mode)
-    else:
-        inner, of_inner = steps.activate(h, activation, mode, _rows_type(given, w2), of_w1)
-    y = multiply(GroupedOperands(inner, w2.mT, ends, of_inner, w2_scale, *_rest(checked.given)))
-    return steps.combine(y, place, ends, weights, x.dtype, of_w2)
+def gate_up(given: MixtureOperands, rows: Rows, ends: Tensor, act: str = "") -> GroupedOperands:
+    """Return the operands of the first product, of rows that end where each expert's do; `act` is its epilogue."""
+    return GroupedOperands(rows[0], given.w1.mT, ends, rows[1], given.w1_scale, *_rest(given), act)
+
+
+def down(given: MixtureOperands, inner: Rows, ends: Tensor) -> GroupedOperands:
+    """Return the operands of the second product."""
+    return GroupedOperands(inner[0], given.w2.mT, ends, inner[1], given.w2_scale, *_rest(given))
+
+
+def biases(given: MixtureOperands, order: Tensor) -> tuple[ExpertBias | None, ExpertBias | None]:
+    """Return what is added to the rows of both products, which stand in an order."""
+    both = (given.w1_bias, given.w2_bias)
+    first, second = (None if one is None else ExpertBias(one, given.topk_ids, order) for one in both)
+    return first, second
 
 
 def _rest(given: MixtureOperands) -> tuple[torch.dtype, str, str]:
     return given.x.dtype, given.scale_layout, given.order
 
 
-def _rows_type(given: MixtureOperands, w: Tensor) -> torch.dtype:
+def rows_type(given: MixtureOperands, w: Tensor) -> torch.dtype:
     """Return the type of rows that are multiplied by weights: theirs, or that of activations beside four bits."""
     return given.x.dtype if given.is_of_four_bits else w.dtype
 

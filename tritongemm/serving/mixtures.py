@@ -19,8 +19,8 @@ from tritongemm.core.scaling import MX_MODES
 from tritongemm.operations import microscaling, mixture_steps
 from tritongemm.operations.checks import is_wrapped, wants_gradient
 from tritongemm.operations.contract import ProductOperation
-from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperands, compute
-from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, Rows, as_taken, empty_rows
+from tritongemm.operations.mixture import MIXTURE, CheckedMixture, MixtureOperands, biases, down, gate_up, rows_type
+from tritongemm.operations.mixture_steps import ExpertBias, MixtureSteps, Rows, as_taken, empty_rows, parts_of
 from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.device_kernels import HelperCall, HelperKernels
@@ -119,7 +119,7 @@ def _compute(checked: CheckedMixture) -> Tensor:
     if not isinstance(steps, MoeKernels):
         return MIXTURE.fallback(checked)
     few = steps.compute_few(checked)
-    return few if few is not None else compute(checked, steps, lambda given: run_grouped(*given), steps.act_of(checked))
+    return few if few is not None else steps.compute(checked)
 
 
 _trace = define(MIXTURE, _run)
@@ -149,6 +149,24 @@ class MoeKernels:
 
     def __init__(self, helpers: HelperKernels, table: dict[Any, Any]) -> None:
         self._helpers, self._table = helpers, table
+
+    def compute(self, checked: CheckedMixture) -> Tensor:
+        """Return the result by two grouped products, the first with its activation where rows say so."""
+        given, mode = checked
+        x, ids, weights = given.x, given.topk_ids.contiguous(), given.topk_weights.contiguous()
+        if not x.shape[0]:
+            return MIXTURE.infer(given)
+        given, act = given._replace(topk_ids=ids), self.act_of(checked)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        rows, (order, place, ends) = self.route(x, ids, given.w1.shape[0], mode, rows_type(given, given.w1))
+        of_w1, of_w2 = biases(given, order)
+        h = run_grouped(*gate_up(given, rows, ends, act))
+        if act:
+            inner = parts_of(h, ids.numel(), mode)
+        else:
+            inner = self.activate(h, given.activation, mode, rows_type(given, given.w2), of_w1)
+        y = run_grouped(*down(given, inner, ends))
+        return self.combine(y, place, ends, weights, x.dtype, of_w2)
 
     def compute_few(self, checked: CheckedMixture) -> Tensor | None:
         """Return the result by two kernels, in which each row of a token is multiplied by its expert's weights alone.

@@ -136,7 +136,7 @@ class Kills(CommandCampaign):
             ended = command.signalled(number, rng.uniform(0.1, 5.0), _AFTER_KILL_SECONDS + 10)
             if number == signal.SIGKILL and ended.status == -signal.SIGKILL:
                 self._nothing_lives_on(folder, ended)
-            else:
+            elif ended.status != -number or ended.out or ended.err:  # else it came before there was any handler
                 ended.checked()
         self._finish(job, folder, ended)
         return Outcome.RECOVERED

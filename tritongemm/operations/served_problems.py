@@ -132,6 +132,8 @@ def why_unserved(problem: Problem) -> str:
         return "of batches whose weights alone have scales, which no call has"
     if problem.a.scaling is not None and (problem.layout, problem.b.order) != ("TN", PLAIN):
         return f"of layout {problem.layout} with scales, which scaled_mm takes in TN (tune with -col_b)"
+    if problem.epilogue != "none" and problem.layout != "TN":
+        return f"of layout {problem.layout} with an epilogue, which linear_act takes in TN (tune with -col_b)"
     return "of products that no call computes"
 
 

@@ -2,6 +2,7 @@ import hashlib
 import logging
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,12 @@ def test_loading_says_in_words_what_serves(without_gpu: None, monkeypatch: Patch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     a8w8 = product("a8w8", 5, 32, 64, "int8", layout="TT")
     rows = [record(problem(m, 32, 64), compute_units=132) for m in (1, 2)]
-    said = Dispatcher().load([*rows, record(problem(3, 32, 64), timer="model"), record(a8w8)])
-    assert said + 1 == 4 and f"{said}" == (
-        "0 of 4 rows serve, as no GPU is here; 2 for sm90, 132 compute units; 1 predicted, not measured, for sm90; "
-        "1 of layout TT with scales, which scaled_mm takes in TN (tune with -col_b)"
+    activated = record(replace(product("dense", 5, 32, 64, "bf16", layout="TT"), bias="none", epilogue="silu"))
+    said = Dispatcher().load([*rows, record(problem(3, 32, 64), timer="model"), record(a8w8), activated])
+    assert said + 2 == 5 and f"{said}" == (
+        "0 of 5 rows serve, as no GPU is here; 2 for sm90, 132 compute units; 1 predicted, not measured, for sm90; "
+        "1 of layout TT with scales, which scaled_mm takes in TN (tune with -col_b); "
+        "1 of layout TT with an epilogue, which linear_act takes in TN (tune with -col_b)"
     )
 
 

@@ -49,6 +49,18 @@ def handled(handler: Handler | signal.Handlers) -> Iterator[None]:
 
 
 @contextmanager
+def postponed() -> Iterator[None]:
+    """Handle the first signal to stop once what is done here is over, e.g. an import that it would break."""
+    came = list[int]()
+    try:
+        with handled(lambda number, _: came.append(number)):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+@contextmanager
 def uninterrupted() -> Iterator[None]:
     """Postpone signals to stop for a few seconds in which results are written."""
     with handled(signal.SIG_IGN):

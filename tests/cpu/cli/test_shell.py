@@ -12,6 +12,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.nouns import Capsys, InputError, Patch, apart, cases, fails, heavy
 from tritongemm.cli import shell
+from tritongemm.system import stop_signals
 
 IMPORTS = """import os, signal, sys, time
 from tritongemm.cli import shell
@@ -192,6 +193,14 @@ def test_a_second_signal_ends_no_merge(tmp_path: Path) -> None:
     )
     status, err = signalled(started(tmp_path, merges), signal.SIGINT, signal.SIGINT)
     assert (status, err) == (130, "interrupted\n") and (tmp_path / "merged").exists()
+
+
+def test_a_signal_waits_until_a_plug_in_is_imported() -> None:
+    done = list[str]()
+    with pytest.raises(KeyboardInterrupt), stop_signals.postponed():
+        signal.raise_signal(signal.SIGINT)
+        done.append("imported")
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.heavy

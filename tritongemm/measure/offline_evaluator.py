@@ -40,8 +40,6 @@ class OfflineEvaluator(Evaluator):
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
-        # They would replace the run's own modules, which have the same names and more configs.
-        self._folder = TemporaryFolder()
         self._process = WorkerProcess("tritongemm.measure.interpreting:Interpreter", {"TRITON_INTERPRET": "1"})
 
     def start(self) -> None:
@@ -93,7 +91,6 @@ class OfflineEvaluator(Evaluator):
     def close(self) -> None:
         """End the interpreter's process."""
         self._process.kill()
-        self._folder.close()
 
     def _predict(self, problem: Problem, artifact: Artifact) -> float:
         """Return the predicted seconds of one launch, from the config and the facts of its binary."""
@@ -104,8 +101,10 @@ class OfflineEvaluator(Evaluator):
         small = reduced(problem, config)
         few, target = with_fewer_programs(config, problem, small, self.target)
         searched: SearchedBackend = registry.get(SearchedBackend, config.backend)
-        path = searched.write_candidates(small, [few], target, self._folder.path)
-        job = InterpreterJob(small, few, path.read_text(encoding="utf-8"))
+        # Beside the run's own modules it would replace one, which has the same name and more configs.
+        with TemporaryFolder() as folder:
+            text = searched.write_candidates(small, [few], target, folder).read_text(encoding="utf-8")
+        job = InterpreterJob(small, few, text)
         try:
             ((error, tolerance),) = self._answers(job)
         except WorkerTimeout as late:

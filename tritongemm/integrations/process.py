@@ -150,13 +150,17 @@ def make_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | 
 def make_layer_hook(
     server: str, served: str, read: Callable[..., Callable[[], Any] | None], holds: str = ""
 ) -> Callable[..., Any]:
-    """Return the same for a method of layers: ``hook(function, method, layer, x, …)``.
+    """Return ``hook(function, method, layer, x, …)``, which asks `read` once about what the server computes itself.
 
-    `holds` names the attribute of x and of the result that is a tensor, where they are none themselves.
+    A call of the same layer and shape is then not looked at again until rows are added: an eager prefill has hundreds,
+    and a look costs several microseconds. While gradients are wanted, graphs are captured or calls are counted, every
+    call is looked at.
 
-    Calls that the server was found to compute itself are not looked at again until rows are added: an eager prefill has
-    hundreds, and a look costs several microseconds. A call is looked at again while gradients are wanted, graphs are
-    captured or calls are counted.
+    Args:
+        server: its name.
+        served: the kind of layer.
+        read: as of `make_hook`; its third and fourth arguments are the layer and x.
+        holds: the attribute of x and of the result that is a tensor; "" where they are tensors themselves.
     """
     hook = make_hook(server, served, read)
     of_layer, of_x = [*signature(read).parameters][2:4]
@@ -191,7 +195,7 @@ def make_layer_hook(
 
 
 def _may_change(x: Tensor) -> bool:
-    """Return whether a call is served or not for other reasons than its sizes and the rows."""
+    """Return whether a call of the same layer and shape may be decided otherwise a moment later."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled() or torch._C._len_torch_dispatch_stack():
         return True
     return (

@@ -89,9 +89,8 @@ class SearchScope(_Checked):
     # None for the effort's.
     budget: Annotated[tuple[int, float] | None, _BUDGET] = None
     population: Natural = 0  # configs of a generation, of a strategy that has generations; 0 for its own number
-    finalists: Annotated[int, integer(1, MOST)] = (
-        TuningOptions.finalists
-    )  # candidates of each size that are verified and raced
+    # Candidates of each size that are verified and raced.
+    finalists: Annotated[int, integer(1, MOST)] = TuningOptions.finalists
     max_split: Natural = 0  # most programs that share K of a tile; 0 for the search space's values
     # Backends that race: `all`, names with commas between, or None for those that compile quickly.
     libtype: str | None = None

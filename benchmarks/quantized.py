@@ -78,8 +78,8 @@ def _read(rows: Path) -> dict[Problem, Record]:
 
 
 def _size_row(p: Problem) -> str:
-    said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.a.dtype}, dtype_c: bf16"
-    return "- {" + f"{said}, family: {p.family}" + "}\n"
+    said = f"M: {p.m}, N: {p.n}, K: {p.k}, rowMajorA: T, rowMajorB: N, dtype_a: {p.a.dtype}, dtype_c: {p.c.dtype}"
+    return "- {" + f"{said}, family: {p.family}, epilogue: {p.epilogue}" + "}\n"
 
 
 class Competitor:

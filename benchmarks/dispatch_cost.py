@@ -1,7 +1,8 @@
 """What a call costs the host: `tritongemm.mm` beside `torch.nn.functional.linear`, in one process, on a GPU.
 
-So are `tritongemm.scaled_mm` beside `torch._scaled_mm`, `tritongemm.quantize` beside PyTorch's own operations, and
-`bmm`, `scaled_bmm`, `grouped_mm` and `fused_moe` beside PyTorch's products of bfloat16.
+So are `tritongemm.scaled_mm` beside `torch._scaled_mm`, `quantize` and `linear_fp8` beside PyTorch's own operations,
+`linear_act` beside `linear` and the activation, and `bmm`, `scaled_bmm`, `grouped_mm`, `fused_moe` and `linear_w4`
+beside PyTorch's products of bfloat16.
 
     python benchmarks/dispatch_cost.py
 
@@ -87,16 +88,21 @@ def scaled_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[in
     xs, ws = ([torch.randn(rows, K, device="cuda").to(eight) for _ in range(64)] for rows in (M, SCALED))
     of_x, of_w, of_w_row = (torch.ones(shape, device="cuda") for shape in ((M, 1), (SCALED,), (1, SCALED)))
     require("scaled_mm", xs[0], ws[0], of_x, of_w)
+    require("linear_fp8", torch.randn(M, K, device="cuda", dtype=torch.bfloat16), ws[0], of_w)
     wide = [torch.randn(M, K, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
     bfloat16 = torch.bfloat16
 
     def by_torch(i: int) -> object:
         return torch._scaled_mm(xs[i], ws[i].t(), of_x, of_w_row, out_dtype=bfloat16)
 
-    def quantized_by_torch(i: int) -> object:
+    def quantized_by_torch(i: int) -> tuple[Tensor, Tensor]:
         x = wide[i & 63]
         factor = x.abs().amax(1, keepdim=True).float() / 448
         return (x / factor).to(eight), factor
+
+    def layer_by_torch(i: int) -> object:
+        x, factor = quantized_by_torch(i)
+        return torch._scaled_mm(x, ws[i & 63].t(), factor, of_w_row, out_dtype=bfloat16)
 
     return {
         "scaled, rows": lambda i: tritongemm.scaled_mm(xs[0], ws[0], of_x, of_w),
@@ -105,6 +111,8 @@ def scaled_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[in
         f"scaled, rows, moving{LINEAR}": lambda i: by_torch(i & 63),
         "quantize, rows": lambda i: tritongemm.quantize(wide[i & 63]),
         f"quantize, rows{LINEAR}": quantized_by_torch,
+        "linear_fp8, rows": lambda i: tritongemm.linear_fp8(wide[i & 63], ws[i & 63], of_w),
+        f"linear_fp8, rows{LINEAR}": layer_by_torch,
     }
 
 
@@ -114,16 +122,18 @@ def require(call: str, *operands: object) -> None:
         said = tritongemm.explain(call, *operands)
     except TypeError:  # of a version that explains `mm` alone
         return
-    if any(not line.startswith(("exact", " ")) for line in said.splitlines()):
+    if any(not line.startswith(("exact", "quantised", " ")) for line in said.splitlines()):
         raise SystemExit(f"{call}: {said}")
 
 
 def other_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[int], object]]:
-    """Calls of `bmm`, `scaled_bmm`, `grouped_mm` and `fused_moe`, beside PyTorch's products of bfloat16."""
+    """Calls of the other operations, beside PyTorch's products of bfloat16."""
     tile, grouped = CONFIGS["tile"][1], Config("grouped", 16, 64, 64, 1, 1, 4, 2, (("per_unit", 1),))
     dense, eight = registry.get(Family, "dense"), registry.get(Family, "a8w8")
     has_fp8, fp8, bf16 = loader.load_target(arch).fp8 == "fn", "fp8e4m3fn", ("bf16",) * 3
-    problems = {dense.problem(Problem(M, BATCHED, K, *matrices(*bf16, layout="TN"), batch=BATCH)): tile}
+    four = registry.get(Family, "a16w4").problem(Problem(M, BATCHED, K, *matrices("bf16", "int4", "bf16", layout="TN")))
+    problems = {dense.problem(Problem(M, BATCHED, K, *matrices(*bf16, layout="TN"), batch=BATCH)): tile, four: tile}
+    problems[dense.problem(Problem(M, 2 * BATCHED, K, *matrices(*bf16, layout="TN"), epilogue="silu_mul"))] = tile
     mixture = [
         dense.problem(Problem(M, n, k, *matrices(*bf16, layout="TN"), groups=Groups(BATCH)))
         for n, k in ((2 * K, K), (K, K))
@@ -149,6 +159,11 @@ def other_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[int
     w1, w2 = (torch.randn(BATCH, n, K, device="cuda", dtype=torch.bfloat16) for n in (2 * K, K))
     tokens, weights = make(M // 2, K), torch.rand(M // 2, 2, device="cuda")
     ids = torch.randint(0, BATCH, (M // 2, 2), device="cuda", dtype=torch.int32)
+    gate_up = torch.randn(2 * BATCHED, K, device="cuda", dtype=torch.bfloat16)
+    nibbles = torch.randint(0, 256, (BATCHED, K // 2), device="cuda", dtype=torch.uint8)
+    of_nibbles = torch.ones(K // 128, BATCHED, device="cuda", dtype=torch.bfloat16)
+    require("linear_act", rows[0], gate_up, "silu_mul")
+    require("linear_w4", rows[0], nibbles, of_nibbles)
     require("bmm", a[0], w.mT)
     require("grouped_mm", rows[0], w.mT, ends)
     require("fused_moe", tokens[0], w1, w2, weights, ids)
@@ -160,7 +175,16 @@ def other_calls(arch: str, toolchain: dict[str, str]) -> dict[str, Callable[[int
         h = torch._grouped_mm(rows[i & 63], w1.mT, offs=ends)
         return torch._grouped_mm(h[:, :K].contiguous(), w2.mT, offs=ends)
 
+    def activated_by_torch(i: int) -> object:
+        gate, up = functional.linear(rows[i & 63], gate_up).chunk(2, 1)
+        return functional.silu(gate) * up
+
     calls: dict[str, tuple[Callable[[int], object], Callable[[int], object]]] = {
+        "linear_act": (lambda i: tritongemm.linear_act(rows[i & 63], gate_up, "silu_mul"), activated_by_torch),
+        "linear_w4": (
+            lambda i: tritongemm.linear_w4(rows[i & 63], nibbles, of_nibbles),
+            lambda i: functional.linear(rows[i & 63], w[0]),
+        ),
         "bmm": (lambda i: tritongemm.bmm(a[0], w.mT), lambda i: torch.bmm(a[0], w.mT)),
         "bmm, moving": (lambda i: tritongemm.bmm(a[i & 63], w.mT), lambda i: torch.bmm(a[i & 63], w.mT)),
         "grouped": (lambda i: tritongemm.grouped_mm(rows[0], w.mT, ends), by_groups),

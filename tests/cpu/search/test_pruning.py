@@ -158,6 +158,15 @@ def test_an_early_start_wants_compute_units_that_are_busy() -> None:
         assert [c.option("ahead") for c in early if "overlap" not in reasons(c, Problem(64, n, 4096), SM90)] == blocks
 
 
+def test_behind_gate_and_up_configs_with_an_early_start_would_be_equal_kernels() -> None:
+    problem = Problem(1, 7168, 4096, *matrices("bf16", layout="TN"), epilogue="silu_mul")
+    few = [Config("gemv", 1, 4, 256, options=(("ahead", ahead), ("early", n))) for ahead in (0, 1) for n in (0, 1)]
+    several = [tile(64, 64, template="tma", ahead=2, early=1), tile(64, 64, template="tma", ahead=1, early=0)]
+    of_64 = replace(problem, m=64)
+    assert [c for c in few if "overlap" not in reasons(c, problem, SM90)] == few[::2]
+    assert [c for c in several if "overlap" not in reasons(c, of_64, SM90)] == several[1:]
+
+
 def test_small_tiles_in_parts_rows_of_128_bytes_and_blocks_of_256() -> None:
     problem = product("a8w8_blockscale", 256, 2112, 7168, "fp8e4m3fn")
 

@@ -90,11 +90,14 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
         return f"{rows} rows > {FETCH_AHEAD_ROWS} for fetching ahead" if ahead or early else None
     if rows > EARLY_START_ROWS and early:
         return f"{rows} rows > {EARLY_START_ROWS} for an early start"
+    if early and problem.fold > 1:
+        return "behind gate and up no kernel starts early"
     if config.option("slices", 1) > 1 and config.num_stages == 1:
         # Straight into registers: on an H200 1 x 14336 x 8192 took 18.8 us so, and 19.8 with two blocks ahead.
         return f"{ahead} blocks ahead of loads into registers" if ahead else None
     if without_matrix_units(config):
-        return "blocks ahead and an early start go together" if (ahead > 0) != (early > 0) else None
+        apart = problem.fold == 1 and (ahead > 0) != (early > 0)
+        return "blocks ahead and an early start go together" if apart else None
     usual = int(search_facts(config.template).slow_start or split)  # slow to start, or with a sum at the end
     if not early:
         return f"{ahead} blocks ahead rather than {usual}" if ahead != usual else None

@@ -74,9 +74,11 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
     refusal = registry.get(Family, problem.family).supports(problem, facts)
     if not refusal:
         raise InputError(f"{problem.key}: {refusal}")
-    emptied(folder)
     which = Selection(args.config, args.all, args.backend, tuple(map(Path, args.manifest)))
-    with closing(BuildPool(ArtifactCache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler:
+    with (
+        emptied(folder),
+        closing(BuildPool(ArtifactCache(settings.cache_folder()), args.num_threads, args.timeout)) as compiler,
+    ):
         index = 0
         for launch in launches(problem, facts, compiler, which, shell.report):
             if isinstance(launch, HostLaunch):

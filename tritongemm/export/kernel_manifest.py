@@ -41,8 +41,7 @@ def export(
     mine, left_out = _choose(records, here.target)
     ready = prepare.prepare_launches(mine, here.target, ArtifactCache(settings.cache_folder()))
     manifests = list[dict[str, dict[str, Any]]]()
-    refused = list[tuple[Record, str]]()
-    folder.mkdir(parents=True, exist_ok=True)
+    codes, refused = dict[str, Path](), list[tuple[Record, str]]()
     for record in mine:
         launch = ready[record.problem]
         row = _manifest_row(record, launch, here.target)
@@ -57,11 +56,14 @@ def export(
             manifests.append({launch.symbol: row})
         else:
             held[launch.symbol] = row
-        shutil.copyfile(code, folder / name)
+        codes[name] = code
     if not manifests:
         own = [(record, reason) for record, reason in refused + left_out if record.target == here.target.name]
         why = f"{own[0][0].problem.key}: {own[0][1]}" if own else _describe_others(left_out)
         raise InputError(f"no kernel to export for {here.target.name}: {why}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, code in codes.items():
+        shutil.copyfile(code, folder / name)
     paths = [folder / ("kernels.csv" if n == 1 else f"kernels_{n}.csv") for n in range(1, len(manifests) + 1)]
     for path, rows in zip(paths, manifests, strict=True):
         _write_manifest(path, rows.values())

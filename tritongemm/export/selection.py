@@ -1,6 +1,7 @@
 """Selects the configs of a problem that get launch plans: the one named, or those predicted fastest."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,13 @@ def planned_backends() -> list[str]:
     return [backend.name for backend in registry.every(KernelBackend) if backend.has_plans]
 
 
-def emptied(folder: Path) -> None:
-    """Make the folder, and remove an earlier run's plans, so that a reader of all plans does not run its kernels."""
+@contextmanager
+def emptied(folder: Path) -> Iterator[None]:
+    """Make the folder, and remove an earlier run's plans, so that a reader of all plans does not run its kernels.
+
+    Folders that were made for plans that are refused then are removed again.
+    """
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("plan_[0-9]*.*"):
@@ -33,6 +39,12 @@ def emptied(folder: Path) -> None:
     except OSError as error:
         reason = "a file has that name" if isinstance(error, FileExistsError) else error.strerror
         raise OutputError(f"{folder} can't be a folder of plans: {reason}; choose another with -o") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it holds plans
+            for one in made:
+                one.rmdir()
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def record(problem: Problem, config: Config = TILE, arch: str = "sm90") -> Recor
     )
 
 
-def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """The same launch, for the size they were tuned for and others whose remainders are alike."""
     half = replace(SIZE, a=SIZE.a._replace(dtype="fp16"), b=SIZE.b._replace(dtype="fp16"), c=Operand("fp16"))
     records = [record(SIZE), record(half), record(SIZE, TMA), record(SIZE, STREAM), record(SIZE, arch="gfx942")]
@@ -45,6 +45,8 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: Patch) -> None:
     assert export.main([str(results), "-o", str(tmp_path / "out")]) == 0
     paths = sorted((tmp_path / "out").glob("*.csv"))
     assert [p.name for p in paths] == ["kernels.csv", "kernels_2.csv"]
+    assert export.main([str(results), "-o", str(results)]) == 2
+    assert "tuned.yaml can't be written: File exists; choose another folder" in capsys.readouterr().err
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", ":".join(map(str, paths)))
     for one in sized[:2]:
         (config,) = ASM.candidates(one.problem, SM90.target)
@@ -109,11 +111,8 @@ def test_what_no_manifest_can_describe(capsys: Capsys, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no result is for it; there are some for gfx942: name one by --target"):
         kernel_manifest.export([record(SIZE, arch="gfx942")], tmp_path, SM90)
     (tmp_path / "sizes.yaml").write_text("- {M: 1, N: 1, K: 1}\n")
-    assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path)]) == 2
-    assert "no kernel to export" in capsys.readouterr().err
-    (tmp_path / "kernels").write_text("no folder")
-    assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path / "kernels")]) == 2
-    assert "kernels can't be written: File exists; choose another folder" in capsys.readouterr().err
+    assert export.main([str(tmp_path / "sizes.yaml"), "-o", str(tmp_path / "none")]) == 2
+    assert "no kernel to export" in capsys.readouterr().err and not (tmp_path / "none").exists()
     assert ASM.available() or "TRITONGEMM_ASM_MANIFESTS" in ASM.available().reason
 
 

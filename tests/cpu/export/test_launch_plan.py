@@ -158,8 +158,9 @@ def test_best_config_and_all(tmp_path: Path) -> None:
 )
 def test_bad_input_is_named(options: list[str], named: str, /, tmp_path: Path, capsys: Capsys) -> None:
     size = [] if "-m" in options else ["-m", "8", "-n", "8", "-k", "8"]
-    assert launch_plan.main([*size, "-o", str(tmp_path), *options]) == 2
+    assert launch_plan.main([*size, "-o", str(tmp_path / "new" / "plans"), *options]) == 2
     said = capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
     assert named in said and said.count("\n") == 1 and len(said) < 500
 
 

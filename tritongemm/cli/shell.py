@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -141,12 +142,25 @@ def _has_current_folder() -> bool:
 
 
 def _interrupt_again(lost: Any) -> None:
-    """Repeat a Ctrl-C that came where Python drops exceptions, e.g. while an object is being deleted."""
-    if lost.exc_type is KeyboardInterrupt:
-        main_thread = threading.main_thread().ident or 0  # whose wait ends by a signal to it alone
-        threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
-    else:
+    """Repeat a Ctrl-C that came where Python drops exceptions, e.g. while an object is being deleted.
+
+    It would be dropped here too.
+    """
+    if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
+        return
+    is_over = False
+
+    def repeat() -> None:
+        while not is_over:
+            time.sleep(_AGAIN_SECONDS)
+        time.sleep(_AGAIN_SECONDS)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # its wait ends by a signal to it alone
+
+    try:
+        threading.Thread(target=repeat, daemon=True).start()
+    finally:
+        is_over = True
 
 
 # --- what is printed ------------------------------------------------------------------------------------------------

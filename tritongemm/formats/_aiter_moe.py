@@ -7,18 +7,22 @@ quantisation of its result, is in no time here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.format_row import Defaults, FormatRow, Translation
-from tritongemm.core.problem import Problem
+from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.core.record import Record
 from tritongemm.formats import _aiter_merge as merging
 from tritongemm.formats import _aiter_rows
 from tritongemm.formats._aiter_families import DEVICE, CsvFamily
 from tritongemm.formats._aiter_table import CsvLine, CsvTable
 from tritongemm.formats._rows import KeptError, make_problem
+from tritongemm.plugins import registry
+from tritongemm.plugins.contracts import Backend, WeightLayout
 
 # Our family and its scales ("" for the first that it has), by the last word of ``q_type``; of fp8 by powers of two.
 _FAMILIES = {
@@ -57,11 +61,25 @@ def read_line(line: CsvLine, where: str, defaults: Defaults) -> tuple[FormatRow,
             if target and not target.startswith(_aiter_rows.TARGETS)
             else None
         )
+        if config is not None:
+            problem = _as_read(problem, config, target)
         us = cells.text(f"us{stage}")
         record = None if config is None else _aiter_rows.read_record(us, problem, config, target, units)
         places = line.number, line.row, target, units
         found.append(FormatRow(problem, config, record, *places, subject=line.cells, optional=True))
     return tuple(found)
+
+
+def _as_read(problem: Problem, config: Config, target: str) -> Problem:
+    """Return a problem with its weight of four bits in the order that a kernel reads, which the columns do not say."""
+    from tritongemm.search_spaces.loader import load_target, target_names  # it reads YAML
+
+    if problem.b.type.packed == problem.a.type.packed or target not in target_names():
+        return problem
+    backend, gpu = registry.get(Backend, config.backend), load_target(target)
+    orders = (PLAIN, *registry.names(WeightLayout))
+    stored = (replace(problem, b=problem.b._replace(order=order)) for order in orders)
+    return next((one for one in stored if backend.check(config, one, gpu)), problem)
 
 
 def _problems(cells: _aiter_rows.Cells, defaults: Defaults) -> Iterator[Problem]:

@@ -38,7 +38,12 @@ def read_rows(request: TuneRequest, target: Target, say: Callable[[str], None]) 
         if not found.rows:
             reason = f"{found.untunable[0].reason}; no row of the file can" if found.untunable else ""
             raise InputError(reason or f"{source.path} contains no sizes; write one line per size")
-        return found
+        # AITER's files say no order of a weight of four bits, which is converted when it is loaded.
+        rows = (
+            replace(r, problem=in_fastest_order(r.problem, target.name)) if r.optional and r.config is None else r
+            for r in found.rows
+        )
+        return replace(found, rows=tuple(rows))
     m = source.m_range[0] if source.m is None and source.m_range else source.m
     if source.n is None or source.k is None or (m is None and request.search.server is None):
         raise InputError("there are no sizes to tune; name at least one")

@@ -8,6 +8,8 @@ from tests.support.stores import take
 from tests.support.tables import cases, each
 from tritongemm.core.errors import InputError, UntunableRowsWarning
 from tritongemm.results.tuned_file import TunedFile
+from tritongemm.tune.request import SizeSource, TuneRequest
+from tritongemm.tune.requested_rows import read_rows
 
 KEYS = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
 FP8 = "torch.float8_e4m3fn"
@@ -60,6 +62,21 @@ def test_experts_of_powers_of_two_and_mixed_types(types: str, family: str, scale
     assert on == ANY or {p.operands["scale_a"].order for p in found} == {"e8m0_32x8"}
     for target in on:
         assert all(registry.get(Family, family).supports(p, load_target(target)) for p in found)
+
+
+def test_experts_of_four_bits_are_tuned_and_read_back_in_the_order_that_is_fastest(tmp_path: Path) -> None:
+    line = BLOCKS.replace(f"{FP8},{FP8},QuantType.per_1x128", "torch.bfloat16,torch.int4,QuantType.per_1x32")
+    (path := tmp_path / "untuned_fmoe.csv").write_text(f"{KEYS}\n{line}\n", encoding="utf-8")
+    source = TuneRequest(SizeSource(path=path))
+    asked = {t: read_rows(source, load_target(t), lambda _: None).rows for t in ("sm90", "gfx950")}
+    assert {r.problem.b.order for r in asked["gfx950"]} == {"plain"}
+    kernel = Config("grouped_fragments", 8, 64, 128, 1, 1, 2, 2, (("slices", 2), ("swap_ab", 1)))
+    plugin = registry.get(TunerFormat, "aiter")
+    plain = Config("grouped", 16, 64, 64, 1, 1, 4, 2)
+    for rows, config in ((asked["sm90"], kernel), (read(f"{KEYS}\n{line}\n"), plain)):
+        written = plugin.translate_rows(rows, [replace(result(r), config=config) for r in rows], {"": ""}).files[""]
+        assert [r.problem for r in read(written, "tuned_fmoe.csv")] == [r.problem for r in rows]
+    assert {r.problem.b.order for r in asked["sm90"]} == {"fragments"}
 
 
 @cases(

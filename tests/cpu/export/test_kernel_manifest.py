@@ -45,8 +45,9 @@ def test_winners_race_as_assembly(tmp_path: Path, monkeypatch: Patch, capsys: Ca
     assert export.main([str(results), "-o", str(tmp_path / "out")]) == 0
     paths = sorted((tmp_path / "out").glob("*.csv"))
     assert [p.name for p in paths] == ["kernels.csv", "kernels_2.csv"]
-    assert export.main([str(results), "-o", str(results)]) == 2
-    assert "tuned.yaml can't be written: File exists; choose another folder" in capsys.readouterr().err
+    (tmp_path / "file").write_text("no folder")
+    assert export.main([str(results), "-o", str(tmp_path / "file")]) == 2
+    assert "file can't be written: File exists; choose another folder" in capsys.readouterr().err
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", ":".join(map(str, paths)))
     for one in sized[:2]:
         (config,) = ASM.candidates(one.problem, SM90.target)

@@ -176,6 +176,8 @@ def family(text: str) -> str:
         if text not in others:
             more = ", ".join(name for name in others if name not in str(error))
             raise argparse.ArgumentTypeError(f"{error}; names from other tools' files: {more}") from None
+    except (TypeError, ValueError) as error:  # of a broken plug-in, which argparse would not show
+        raise argparse.ArgumentTypeError(f"family {text}: {type(error).__name__}: {error}") from None
     return text
 
 

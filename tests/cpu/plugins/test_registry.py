@@ -1,3 +1,4 @@
+import argparse
 import ast
 import importlib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.support.nouns import Config, Defaults, Patch, Target, each, fails, re
 from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, forget_plugins
 from tests.support.racing import pool_and_store
+from tritongemm.cli import options
 from tritongemm.core.errors import InputError, UnavailableError
 from tritongemm.core.problem import PLAIN, Problem
 from tritongemm.plugins.contracts import (
@@ -162,11 +164,10 @@ def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypa
     (tmp_path / "toy_half.py").write_text(
         "from tritongemm.plugins.contracts import Family\nclass Half(Family):\n    summary = 'of one'\n"
     )
-    with (
-        dropped(Family, tmp_path / "toy_half.py", tmp_path, monkeypatch),
-        pytest.raises(TypeError, match=r"toy_half.Half is no family plug-in yet: it lacks _supports, .*tolerance"),
-    ):
-        registry.get(Family, "toy_half")
+    with dropped(Family, tmp_path / "toy_half.py", tmp_path, monkeypatch):
+        lacks = r"toy_half.Half is no family plug-in yet: it lacks _supports, .*tolerance"
+        fails(TypeError, lacks, registry.get, Family, "toy_half")
+        fails(argparse.ArgumentTypeError, lacks, options.family, "toy_half")
 
 
 @each("text", ["raise ValueError('a typo')", "import", "class Half(Backend):\n    summary = 'x'\n"])

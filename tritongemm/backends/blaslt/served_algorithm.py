@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritongemm.backends.blaslt import algorithms as blaslt
 from tritongemm.backends.blaslt import scale_modes
@@ -28,6 +28,12 @@ from tritongemm.hip_ext.launching.captured_launch import CapturedKernel
 from tritongemm.hip_ext.launching.patched_launch import call_all
 
 _ALIGNMENT_BYTES = 16  # what the addresses of operands are multiples of
+# Bytes of PyTorch's workspace by bias, for each architecture, version of torch and version of CUDA on which the
+# library, given these, was seen to launch the kernels that PyTorch launches.
+WORKSPACE_BYTES = {("sm90", "2.11", "13.0"): {"none": 32 << 20, "n": 1 << 20}}
+_DTYPES = ("bf16", "fp16", "fp32")
+# Environment variables that begin so change what PyTorch asks for.
+_VARIABLES = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "DISABLE_ADDMM_CUDA_LT")
 
 
 class LoadedAlgorithm:
@@ -146,17 +152,6 @@ def _prepare(
     if problem.bias == "n":
         matmul = replace(matmul, bias=blaslt.ANY_ADDRESS, bias_dtype=problem.bias_dtype.name)
     return PreparedMatmul(library, matmul, device_index, workspace_bytes, requested)
-
-
-if TYPE_CHECKING:
-    from tritongemm.backends.blaslt.served_algorithm import LoadedAlgorithm
-
-# Bytes of PyTorch's workspace by bias, for each architecture, version of torch and version of CUDA on which the
-# library, given these, was seen to launch the kernels that PyTorch launches.
-WORKSPACE_BYTES = {("sm90", "2.11", "13.0"): {"none": 32 << 20, "n": 1 << 20}}
-_DTYPES = ("bf16", "fp16", "fp32")
-# Environment variables that begin so change what PyTorch asks for.
-_VARIABLES = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "DISABLE_ADDMM_CUDA_LT")
 
 
 def load_torch_default(

@@ -85,6 +85,7 @@ def fused_moe(  # noqa: PLR0913 (what a mixture has)
         [tokens, hidden] of x's type, ordered on the current stream.
 
     Raises:
+        TypeError: an operand is no tensor.
         InputError: shapes, types or devices that do not fit together.
         DriverError: the driver refused a launch.
 

@@ -24,7 +24,6 @@ from tritongemm.serving import dispatcher as engine
 from tritongemm.serving.calls import CallKey
 from tritongemm.serving.traced_operations import define
 
-_BFLOAT16: Final = torch.bfloat16
 _FLOAT32: Final = torch.float32
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 _PLAIN_OR_NONE: Final = _PLAIN | {type(None)}

@@ -20,10 +20,14 @@ def find_machine(name: str | None, targets: Iterable[str]) -> Machine:
 
 def list_calls(records: Sequence[Record], every: bool = True) -> Iterator[str]:
     """Yield a line for each kind of calls that records serve."""
-    kinds = Counter((describe_calls(r.problem), r.predicted) for r in records if every or _is_other(r))
-    for (calls, predicted), count in kinds.items():
+    measured = "are predictions, which serve no call; measured on a GPU they"
+    kinds = Counter(
+        (describe_calls(r.problem), (measured if is_served(r.problem) else "are predictions, and") * r.predicted)
+        for r in records
+        if every or _is_other(r)
+    )
+    for (calls, unless), count in kinds.items():
         which = "these results" if count == len(records) else f"{count} of {len(records)} results"
-        unless = "are predictions, which serve no call; measured on a GPU they" if predicted else ""
         yield " ".join(filter(None, (which, unless, "serve", calls)))
 
 

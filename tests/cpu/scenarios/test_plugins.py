@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.nouns import Backend, Family, KernelBackend, Patch, Problem, Record, registry, results_format
+from tests.support.nouns import Backend, Capsys, Family, KernelBackend, Patch, Problem, Record, registry, results_format
 from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, show_to_children
 from tritongemm.cli import export, launch_plan, tune
@@ -58,10 +58,11 @@ def test_it_is_compiled_with_the_others(tmp_path: Path) -> None:
     assert any(BACKEND in name for name in compiled) and any(BACKEND not in name for name in compiled)
 
 
-def test_a_family_with_its_own_scales_is_tuned_and_verified(tmp_path: Path) -> None:
+def test_a_family_with_its_own_scales_is_tuned_and_verified(tmp_path: Path, capsys: Capsys) -> None:
     """int8 weights with a scale per column: types, inputs, reference and tolerance are the family's."""
     size = ["-m", "33", "-n", "48", "-k", "64", "--target", "gfx942", "--budget", "2", "--num_threads", "1"]
     assert tune.main([*size, "--family", FAMILY, "--libtype", "triton", "-o", str(tmp_path / "out.yaml")]) == 0
+    assert "are predictions, and serve no call: they are of products that no call computes" in capsys.readouterr().err
     (row,) = yaml.safe_load((tmp_path / "out.yaml").read_text())
     assert (row["family"], row["dtype_a"], row["dtype_b"], row["dtype_c"]) == (FAMILY, "fp16", "int8", "fp16")
     assert row["timer"] == PREDICTED and 0 < row["error"] <= row["tolerance"] and "interpreter" in row["verified"]

@@ -91,7 +91,7 @@ class Competitor:
     """
 
     def __init__(self, sets: OperandSets, calls: Calls) -> None:
-        self.sets = sets
+        self.sets, self.calls = sets, calls  # what calls hold is what the graph reads and writes
         self.launches = max(len(calls), min(256, int(GRAPH_US / time_calls(calls))))
         self.graph: driver.Graph = sets.capture([calls[i % len(calls)] for i in range(self.launches)])
         self.samples: list[float] = []

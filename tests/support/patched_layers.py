@@ -156,6 +156,10 @@ class TorchQuantLinear(_Layer):
         return self.version
 
 
+class QuantLinear(_Layer):
+    bits = 4
+
+
 class MarlinQuantLinear(_Layer):
     in_features = K
 
@@ -188,6 +192,7 @@ def compressed_linear(packed: Tensor = bits.COMPRESSED, factors: Tensor = FACTOR
 
 for kind, home in (
     (TorchQuantLinear, "gptqmodel.nn_modules.qlinear.torch"),
+    (QuantLinear, "auto_round_extension.triton.qlinear_tritonv2"),
     (MarlinQuantLinear, "gptqmodel.nn_modules.qlinear.marlin"),
     (WQLinear_GEMM, "awq.modules.linear.gemm"),
     (CompressedLinear, "compressed_tensors.linear.compressed_linear"),
@@ -285,6 +290,9 @@ KINDS: dict[str, Callable[[], LayerCase]] = {
     "experts of mxfp4 in halves": lambda: _mxfp4("halves_32"),
     "gptq": lambda: _of_int4(gptq(bias=True)),
     "gptq_v2": lambda: _of_int4(gptq(bits.EIGHTS, version=2)),
+    "autoround": lambda: _of_int4(
+        QuantLinear(qweight=bits.GPTQ, qzeros=filled(bits.EIGHTS, GROUPS, N // 8), scales=HALF.half())
+    ),
     "awq": lambda: _of_int4(WQLinear_GEMM(qweight=bits.AWQ, qzeros=filled(bits.EIGHTS, GROUPS, N // 8), scales=HALF)),
     "marlin": of_marlin,
     "compressed-tensors": lambda: _of_int4(compressed_linear()),

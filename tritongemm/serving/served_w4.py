@@ -44,6 +44,7 @@ _FORMATS: Final = {
         **dict.fromkeys(("MarlinQuantLinear", "MarlinLinear", "AwqMarlinQuantLinear", "AwqMarlinLinear"), _MARLIN),
     },
     "awq": {"WQLinear_GEMM": _AWQ},
+    "auto_round_extension.triton": {"QuantLinear": _GPTQ},
     "compressed_tensors": {"CompressedLinear": _COMPRESSED},  # before its version 0.15
     "transformers": {"Mxfp4GptOssExperts": _EXPERTS},
 }
@@ -72,7 +73,8 @@ def _format(module: nn.Module) -> str:
     kind = type(module)
     if kind is nn.Linear and "weight_packed" in module._parameters:
         return _COMPRESSED
-    return _FORMATS.get(kind.__module__.partition(".")[0], {}).get(kind.__name__, "")
+    home = kind.__module__.split(".")
+    return (_FORMATS.get(home[0]) or _FORMATS.get(".".join(home[:2]), {})).get(kind.__name__, "")
 
 
 def convert(module: Any, rows: _Rows) -> Converted | str:
@@ -308,7 +310,7 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
         if format_ == _AWQ:
             return pack_awq(module.qweight, module.scales, module.qzeros, dtype=dtype, order=order)
         if format_ == _GPTQ:
-            stored = "gptq_v2" if module.qzero_format() == 2 else "gptq"
+            stored = _stored_zeros(module)
             given = module.qweight, module.scales, module.qzeros, _given(module, "g_idx")
             return pack_gptq(*given, checkpoint_format=stored, dtype=dtype, order=order)
         if format_ == _MARLIN:
@@ -317,6 +319,13 @@ def _pack(module: Any, format_: str, dtype: torch.dtype, order: str) -> PackedWe
         more = (_given(module, name) for name in ("weight_zero_point", "weight_g_idx"))
         given = module.weight_packed.detach(), module.weight_scale.detach(), *more
         return pack_compressed_tensors(*given, dtype=dtype, order=order)
+
+
+def _stored_zeros(module: Any) -> str:
+    """Return the format of a layer's zero points: "gptq" where they are less 1, else "gptq_v2"."""
+    home = type(module).__module__
+    second = not home.endswith("_zp") if home.startswith("auto_round") else module.qzero_format() == 2
+    return "gptq_v2" if second else "gptq"
 
 
 class ServedFourBits(ServedModule):

@@ -11,6 +11,7 @@ import yaml
 
 from tritongemm.core.format_row import Defaults, FormatRow
 from tritongemm.core.problem import Problem
+from tritongemm.core.scaling import GRANULARITIES, PADDED_ROWS
 from tritongemm.formats import make_problem
 from tritongemm.workloads.architectures import ARCHITECTURES
 from tritongemm.workloads.layer_weights import LayerWeight, find_cut, join_weights, share_weight
@@ -26,7 +27,8 @@ _GATE_AND_UP = "gate_up_proj"
 _ACTS = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}  # epilogues of models' activations
 _TYPES = {
     "bf16": Defaults.of("bf16", layout="TN"),
-    # Factors as DeepGEMM's callers store them; those of our own `quantize` are stored as a row reads them.
+    # Factors as DeepGEMM's callers store them; those of our own `quantize` are stored as a row reads them. CUTLASS's
+    # are dense: they are copied where M is no multiple of 4, which costs most where M is least.
     "fp8": Defaults.of("fp8", c="bf16", layout="TN", family="a8w8_blockscale", scales="block_tma"),
 }
 
@@ -59,6 +61,10 @@ def list_products(path: Path = LIST) -> list[Product]:
                 act = _ACTS[text["models"][entry["model"]].get("hidden_activation", "silu")]
                 gated = replace(row.problem, epilogue=act)
                 _add(found, Product(gated, high, (f"{on}: {_GATE_AND_UP} with {act}",)))
+            if row.problem.a.scaling is not None:
+                dense = row.problem.scaled(GRANULARITIES["block"])
+                named = tuple(f"{on}: {name} with dense factors" for name in row.callers)
+                _add(found, Product(dense, PADDED_ROWS - 1, named))
     return list(found.values())
 
 

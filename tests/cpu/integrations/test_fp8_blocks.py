@@ -268,13 +268,13 @@ def test_the_real_servers(table: Dispatcher, monkeypatch: Patch) -> None:
     assert all(isinstance(pkgutil.resolve_name(f"torch:ops.{name}.default._op"), compiled._Before) for name in names)
 
 
-def hold(monkeypatch: Patch, dispatcher: Dispatcher, row: Record) -> DeviceKernels:
-    """Have the CPU stand in for a GPU with the kernel of a row."""
+def hold(monkeypatch: Patch, dispatcher: Dispatcher, *rows: Record) -> DeviceKernels:
+    """Have the CPU stand in for a GPU with the kernels of rows."""
     run_on_cpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
-    dispatcher.load([row])
-    kernels = stand_in_kernels(dispatcher._records, {row.problem: StandInKernel()})
+    dispatcher.load(list(rows))
+    kernels = stand_in_kernels(dispatcher._records, {row.problem: StandInKernel() for row in rows})
     dispatcher._devices[-1] = dispatcher._devices[0] = kernels
     return kernels
 
@@ -326,8 +326,11 @@ def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: P
 
 
 def test_factors_that_a_row_wants_padded_are_copied(unloaded: Dispatcher, monkeypatch: Patch) -> None:
-    """At M that are no multiple of 4 DeepGEMM has them so, and CUTLASS has not; the server's memory is written."""
-    hold(monkeypatch, unloaded, record(problem(5, "block_tma")))
+    """At M that are no multiple of 4 DeepGEMM has them so, and CUTLASS has not; the server's memory is written.
+
+    A row of dense ones has them as they are.
+    """
+    hold(monkeypatch, unloaded, *(record(problem(m, s)) for m, s in ((5, "block_tma"), (3, "block_tma"), (3, "block"))))
     monkeypatch.setattr(server_calls, "pays", lambda key, prepare: True)
     read = list[tuple[int, ...]]()
 
@@ -336,9 +339,9 @@ def test_factors_that_a_row_wants_padded_are_copied(unloaded: Dispatcher, monkey
         return given[-1]
 
     monkeypatch.setattr("tritongemm.serving.launching.OperandCall.__call__", launch)
-    a, b, of_a, of_b = operands(5)
-    out = torch.empty(5, N, dtype=torch.bfloat16)
     with torch.no_grad():
-        for _ in range(2):
+        for m in (5, 5, 3):
+            a, b, of_a, of_b = operands(m)
+            out = torch.empty(m, N, dtype=torch.bfloat16)
             assert server_calls.product_or(BlockOperands(a, b, of_b, of_a, out=out), lambda: torch.empty(1)) is out
-    assert read == [(1, 8), (1, 8)]
+    assert read == [(1, 8), (1, 8), (1, 3)]

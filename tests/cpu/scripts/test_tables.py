@@ -45,6 +45,8 @@ def test_products_are_those_of_the_published_models_the_most_served_first(listed
     latent = by_layer["DeepSeek-V3, TP 8: fused_qkv_a_proj"]
     assert (latent.n, latent.k, latent.family) == (2112, 7168, "a8w8_blockscale")
     assert latent.a.scaling is not None and latent.a.scaling.pad == (4, 1)  # of vLLM's DeepGEMM, by default
+    dense = next(p for p in listed if "Qwen3 8B, TP 1: qkv_proj with dense factors" in p.layers)
+    assert dense.high == 3 and dense.problem.a.scaling is not None and dense.problem.a.scaling.pad == (1, 1)
     assert by_layer["gpt-oss 20B, TP 1: qkv_proj"].bias == "n" and by_layer["Qwen3 32B, TP 4: down_proj"].k == 6400
     assert by_layer["Gemma 3 27B, TP 2: gate_up_proj with gelu_tanh_mul"].n == 21504
     assert all(p.a.dtype == p.c.dtype == "bf16" for p in problems if p.family == "dense")

@@ -88,19 +88,26 @@ class DeviceWorker:
         """Return the operands of a problem; those of the problem that waits longest make room for new ones.
 
         Those of a smaller M are the first rows of a larger one's, if these are there: B and the reference are not made
-        again.
+        again. Groups of another M have the same B.
         """
         key = (setup.problem, setup.protocol)
         held = self._operand_sets
         if key not in held:
-            while held and sum(o.bytes for o in held.values()) > device.memory()[1] * self.HELD_MEMORY_SHARE:
+            while held and self._held_bytes() > device.memory()[1] * self.HELD_MEMORY_SHARE:
                 held.popitem(last=False)
                 self._torch.cuda.empty_cache()
             taller = next((one for one in held.values() if one.can_narrow(setup)), None)
-            held[key] = OperandSets(setup, device, self._stream.cuda_stream, taller)
+            alike = next((one for one in held.values() if one.has_weights_of(setup)), None)
+            held[key] = OperandSets(setup, device, self._stream.cuda_stream, taller, alike)
             self._torch.cuda.synchronize()
         held.move_to_end(key)
         return held[key]
+
+    def _held_bytes(self) -> int:
+        """Return the bytes of all operands that are held; weights that several problems share count once."""
+        sets = self._operand_sets.values()
+        weights = {id(tensor): tensor for one in sets for tensor in one.weights.values()}
+        return sum(one.bytes for one in sets) + sum(int(t.numel() * t.element_size()) for t in weights.values())
 
     def _attempt(self, config: Config, stage: str, work: Callable[[], Trial]) -> Trial:
         """Return the trial of `work`, or its refusal or crash as a trial; after a crash the process must end."""

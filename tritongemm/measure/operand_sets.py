@@ -13,19 +13,23 @@ from typing import Any
 from tritongemm.core.config import Config
 from tritongemm.core.epilogues import RESIDUAL
 from tritongemm.core.errors import DriverError
+from tritongemm.core.group_rows import group_ends
 from tritongemm.core.integers import round_up
 from tritongemm.core.launch import Buffer, HostLaunch, Launch
 from tritongemm.core.operands import Call, Operands, Tensor
+from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.driver import driver
 from tritongemm.hip_ext.host_calls.shared_object import PreparedCall
 from tritongemm.hip_ext.launching.patched_launch import ZeroedLaunch, prepare_launch, tensor_map_makers
 from tritongemm.measure.guarded_operands import GuardedOperands
 from tritongemm.measure.jobs import LaunchCandidate, MeasureSetup
 from tritongemm.numerics import shared_rows
+from tritongemm.numerics.grouped import one_group
 from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Clock, Family, LibraryBackend, Timer
 
 ALIGNMENT_BYTES = 512  # An allocator gives memory at multiples of it.
+_WEIGHTS = ("b", "scale_b")  # operands that do not depend on M
 
 
 def side_by_side(tensors: Operands, count: int) -> list[Operands]:
@@ -104,11 +108,25 @@ def _wanted_copies(setup: MeasureSetup) -> int:
     return max(1, min(wanted, OperandSets.MAX_COPIES))
 
 
+def _shares_weights(setup: MeasureSetup) -> bool:
+    """Return whether the weights of all groups are out of the cache without copies of them."""
+    problem = setup.problem
+    enough = problem.groups is not None and _weight_bytes(problem) >= setup.protocol.rotation_bytes(setup.target)
+    extras = {e.name for e in problem.extras} <= {problem.group_operand, "scale_a", "scale_b"}
+    return enough and extras and not problem.masked
+
+
+def _weight_bytes(problem: Problem) -> int:
+    """Return the bytes of B and its scale factors, of all groups."""
+    specs = (spec for name, spec in problem.operands.items() if name in _WEIGHTS)
+    return sum(spec.count * spec.dtype.bytes // spec.dtype.packed for spec in specs)
+
+
 class OperandSets:
     """The operands of one problem on one device, in as many copies as it takes to keep them out of the cache.
 
     All work runs on `stream`. The first rows of `taller` operands are used, as `can_narrow` allows, instead of new
-    ones.
+    ones, or the weights of `alike` ones, as `has_weights_of` allows.
     """
 
     MAX_COPIES = 256
@@ -117,24 +135,31 @@ class OperandSets:
     HEATING_ARITHMETIC_RATIO = 0.25
 
     def __init__(
-        self, setup: MeasureSetup, device: driver.Device, stream: int, taller: OperandSets | None = None
+        self,
+        setup: MeasureSetup,
+        device: driver.Device,
+        stream: int,
+        taller: OperandSets | None = None,
+        alike: OperandSets | None = None,
     ) -> None:
         problem, protocol, target = setup.problem, setup.protocol, setup.target
         self.problem, self.device, self.stream = problem, device, stream
         self.family = registry.get(Family, problem.family)
         self.protocol = protocol
         set_bytes = problem.bytes
+        self._shares_weights = taller is None and _shares_weights(setup)
+        own_bytes = problem.held_bytes - (_weight_bytes(problem) if self._shares_weights else 0)
         if taller is None:
-            room = int(device.memory()[0] * 0.5) // problem.held_bytes
+            room = int(device.memory()[0] * 0.5) // own_bytes
             self.copies: int = max(1, min(_wanted_copies(setup), room, self.MAX_COPIES))
-            self.sets: list[Operands] = self._new_sets(setup.device)
+            self.sets: list[Operands] = self._new_sets(setup.device, alike)
         else:
             self.copies = _wanted_copies(setup)
             rows = {name: problem.operands[name].shape[0] for name in ("a", "c")}
             first_rows = [{name: of[name][:m] for name, m in rows.items()} for of in taller.sets[: self.copies]]
             self.sets = [of | cut for of, cut in zip(taller.sets, first_rows, strict=False)]
         self.cold = self.copies * set_bytes > target.llc_bytes
-        self._operand_bytes: int = self.copies * problem.held_bytes
+        self._operand_bytes: int = self.copies * own_bytes
         self._buffers: dict[str, Tensor] = {}
         self._reference: Tensor | None = None if taller is None else taller.reference[: problem.m]
         # Much arithmetic draws more than a GPU's power limit: after some 50 ms of it the clock falls by a fifth, for
@@ -156,17 +181,37 @@ class OperandSets:
             return False
         return setup.protocol == self.protocol and _wanted_copies(setup) <= self.copies
 
-    def _new_sets(self, device: int) -> list[Operands]:
+    def has_weights_of(self, setup: MeasureSetup) -> bool:
+        """Say whether another M of the same groups can have B and its scale factors from here."""
+        problem, mine = setup.problem, self.problem
+        return self._shares_weights and setup.protocol == self.protocol and problem.at(mine.m) == mine.at(mine.m)
+
+    @property
+    def weights(self) -> Operands:
+        """Return B and its scale factors where all sets share them, and other M may."""
+        return {name: self.sets[0][name] for name in _WEIGHTS if name in self.sets[0]} if self._shares_weights else {}
+
+    def _new_sets(self, device: int, alike: OperandSets | None) -> list[Operands]:
         """Return new random operands, in `copies` copies."""
         import torch
 
         problem, place = self.problem, f"cuda:{device}"
-        operands: Operands = self.family.make_inputs(problem, place, self.protocol.init, self.protocol.seed)
+        made = one_group(problem, problem.rows) if alike else problem
+        operands: Operands = self.family.make_inputs(made, place, self.protocol.init, self.protocol.seed)
+        operands = operands | (alike.weights if alike else {})
         c = torch.empty(problem.operands["c"].extents, dtype=getattr(torch, problem.c.type.torch), device=place)
         # Vectors are small, and a library's plan may hold their addresses: all sets share them.
-        copied = {"a": operands["a"], "b": operands["b"], "c": c}
+        copied = {"a": operands["a"]} | ({} if self._shares_weights else {"b": operands["b"]}) | {"c": c}
         copied |= {"bias": operands["bias"]} if problem.epilogue == RESIDUAL else {}
-        return [operands | copy for copy in side_by_side(copied, self.copies)]
+        sets = [operands | copy for copy in side_by_side(copied, self.copies)]
+        if self._shares_weights:  # each launch reads the weights of other groups, which are in no cache
+            counts = problem.row_counts
+            step = max(sum(map(bool, counts)), len(counts) // self.copies)
+            for number, one in enumerate(sets):
+                first = number * step % len(counts)
+                turned = group_ends((*counts[-first:], *counts[:-first])) if first else problem.group_numbers
+                one[problem.group_operand] = torch.tensor(turned, dtype=torch.int32, device=place)
+        return sets
 
     @cached_property
     def race_clock(self) -> Clock:

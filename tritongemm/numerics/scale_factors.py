@@ -28,8 +28,8 @@ def four_bits_as_numbers(packed: Tensor, name: str) -> Tensor:
     import torch
 
     if name == "fp4e2m1":
-        return fp4_as_numbers(packed, torch.float64)
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).double() - INT4_ZERO
+        return fp4_as_numbers(packed, torch.float32).double()
+    return (torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(torch.int8) - INT4_ZERO).double()
 
 
 def fp4_as_numbers(packed: Tensor, dtype: dtype) -> Tensor:

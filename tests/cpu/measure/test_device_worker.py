@@ -15,7 +15,17 @@ import torch
 
 from tests.support import raising
 from tests.support.host_device import FAULTS, Device, gpu_on_host, host_launch
-from tests.support.nouns import Buffer, Config, Launch, LibraryBackend, MeasureProtocol, Operands, Patch, registry
+from tests.support.nouns import (
+    Buffer,
+    Config,
+    Groups,
+    Launch,
+    LibraryBackend,
+    MeasureProtocol,
+    Operands,
+    Patch,
+    registry,
+)
 from tritongemm.core.errors import UnavailableError
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
@@ -203,6 +213,22 @@ def test_copies_are_side_by_side_as_they_were_laid_out(device: Device) -> None:
         assert torch.equal(s["a"], sets[0]["a"]) and torch.equal(s["b"], sets[0]["b"])
     sets[0]["b"].fill_(7.0)
     assert not (sets[1]["b"] == 7.0).any() and not (sets[0]["a"] == 7.0).any(), "and none overlap"
+
+
+def test_groups_of_any_m_share_their_weights_and_each_copy_reads_those_of_others(device: Device) -> None:
+    of_groups = replace(SIZE, m=3, n=256, k=512, groups=Groups(8))
+    held, worker = [], DeviceWorker()
+    for m in (3, 40):
+        list(worker(jobs.ScreenJob(setup_of(of_groups.at(m)), (), math.inf)))
+        held.append(worker._operand_sets[of_groups.at(m), PROTOCOL])
+    few, many = held
+    assert few.sets[0]["b"] is many.sets[0]["b"] and worker._held_bytes() < 2 * few.weights["b"].nbytes
+    assert {one["b"].data_ptr() for one in few.sets} == {few.weights["b"].data_ptr()} and few.copies == 2
+    assert [one["offsets"].tolist() for one in few.sets] == [[1, 2, 3, 3, 3, 3, 3, 3], [0, 0, 0, 0, 1, 2, 3, 3]]
+    assert many.sets[0]["a"].shape == (40, 512) and many.sets[1]["offsets"].tolist() == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert torch.equal(few.reference[0], few.sets[0]["a"][0].double() @ few.weights["b"][0].double())
+    small = OperandSets(setup_of(replace(of_groups, k=64)), device, 7)  # type: ignore[arg-type]
+    assert not small.weights and small.sets[0]["b"] is not small.sets[1]["b"]
 
 
 def test_libraries_list_and_race_their_own(device: Device, monkeypatch: Patch) -> None:

@@ -157,6 +157,8 @@ def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case) 
     assert len({c.kernel_name for c in flat(crowded)} - there) < compiled[1]
     *tried, _, _ = crowded  # without the last batch of the search, and that of launches
     assert len(flat(tried)) < guided.MOST_TRIALS_OF_MANY
+    fewest = play("guided", hopper, separable, built=there, problems_per_core=9)
+    assert len(flat(fewest[:-2])) < guided.MOST_TRIALS_OF_CROWD and len(flat(fewest)) < len(flat(crowded)) - 8
     few = play("guided", hopper, separable, built=set(sorted(there)[:3]))
     assert len(few[1]) <= len(alone[1]) + 3 and set(map(len, few[1:3])) >= {len(alone[1])}
     asked = play("guided", hopper, separable, budget=40, built=there, problems_per_core=4)

@@ -3,10 +3,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import raising
+from tests.support.evaluators import passed
 from tests.support.foreign_rows import AITER_HEADER as TUNED
 from tests.support.nouns import Capsys, Defaults, InputError, MeasureProtocol, Patch, apart, fails, loader, refuses
 from tritongemm.cli import gradlib, shell, tune
 from tritongemm.hip_ext import machine
+from tritongemm.measure.offline_evaluator import OfflineEvaluator
 from tritongemm.report.console import Reporter
 from tritongemm.results.tuned_file import TunedFile
 from tritongemm.tune import requested_rows, requested_run
@@ -191,13 +193,14 @@ def test_what_is_not_meant(
 
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.filterwarnings("ignore:.*repeat others")
-def test_a_run_keeps_other_rows_and_skips_those_of_the_file(untuned: Path, capsys: Capsys) -> None:
+def test_a_run_keeps_other_rows_and_skips_those_of_the_file(untuned: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """A prediction is no time to write: our own file has it, and the CSV stays as it was, sorted as asked."""
     there = [
         TUNED,
         "gfx942,304,8,64,64,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,5.1,flydsl_x,0.0,0.1,0.2",
         "gfx1100,96,8,64,64,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,3,0,5.1,flydsl_x,0.0,0.1,0.2",
     ]
+    monkeypatch.setattr(OfflineEvaluator, "_interpret", passed)
     tuned = Path("bf16_tuned_gemm.csv")
     tuned.write_text("\n".join(there) + "\n")
     flags = ["-i", str(untuned), "--target", "gfx1100", "--libtype", "triton", "--sort", "True", "--budget", "1"]

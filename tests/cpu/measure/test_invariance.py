@@ -26,6 +26,7 @@ from tritongemm.tune.servers import server_format
 from tritongemm.tune.task import make_record
 
 BF16, FP8 = matrices("bf16", layout="TN"), matrices("fp8e4m3fn", "fp8e4m3fn", "bf16", layout="TN")
+FEW = (("num_stages", (3, 4)),)  # of the axes, whose other values have the same orders
 SIZE = Problem(16, 4096, 4096, *BF16)
 UNSPLIT = ReductionOrder(4096, 4096)
 TILES = [Config("tile", 16, 32, 64), Config("tma", 64, 64, 64), Config("tile", 128, 64, 64)]
@@ -68,16 +69,16 @@ def test_runs_of_k_are_added_pairwise_where_that_is_asked_for() -> None:
     assert str(possible_orders([SIZE], SM90, "triton", NO_LIMITS, 2)[SIZE.at(1)][0]) == "2x2048"
     with pytest.raises(InputError, match=r"--invariant-runs 8: K 1536 of .* is no multiple of 8 x 128"):
         possible_orders([replace(blocks, k=1536)], SM90, "triton", NO_LIMITS, 8)
-    limits = SearchLimits(order=ReductionOrder(4096, 512, sums="pairwise"))
+    limits = SearchLimits(axes=FEW, order=ReductionOrder(4096, 512, sums="pairwise"))
     kept = rank_space(SIZE, SM90, "triton", limits)[1].kept
     assert {(c.template, c.split_k, c.option("runs"), c.option("pairwise")) for c in kept} == {
         (template, 1, 8, 1) for template in ("tile", "tma", "ws_tma", "ws_tma_swapped")
     }
-    two = SearchLimits(order=ReductionOrder(2048, 1024, 128, "wgmma"))
+    two = SearchLimits(axes=FEW, order=ReductionOrder(2048, 1024, 128, "wgmma"))
     kept = rank_space(blocks.at(2048), SM90, "triton", two)[1].kept
     assert "ws_tma" in {c.template for c in kept if c.option("runs") == 2}
     few = Problem(16, 256, 1024, *matrices("bf16", layout="TN"))
-    limits = SearchLimits(order=ReductionOrder(1024, 128, sums="pairwise"))
+    limits = SearchLimits(axes=FEW, order=ReductionOrder(1024, 128, sums="pairwise"))
     assert {c.split_k for c in rank_space(few, SM90, "triton", limits)[1].kept} == {1}, "not half of the runs each"
     runs = Config("tile", 64, 64, 64, options=(("pairwise", 1), ("runs", 8)))
     asked = [registry.get(SearchedBackend, "triton").check(runs, replace(few, k=k), SM90) for k in (2048, 2112)]
@@ -95,15 +96,15 @@ def test_a_search_keeps_the_configs_of_the_order(m: int) -> None:
     problem = registry.get(Family, "a8w8_blockscale").problem(Problem(m, 512, 2048, *FP8))
     order = ReductionOrder(2048, 2048, 128, "wgmma")
     triton = registry.get(SearchedBackend, "triton")
-    kept = rank_space(problem, SM90, "triton", SearchLimits(order=order))[1].kept
+    kept = rank_space(problem, SM90, "triton", SearchLimits(axes=FEW, order=order))[1].kept
     assert {str(triton.reduction_order(c, problem, SM90)) for c in kept} == {str(order)}
     narrow = Problem(m, 1280, 8192, *BF16)
     split = ReductionOrder(8192, 2048 if m == 1 else 4096)
-    kept = rank_space(narrow, SM90, "triton", SearchLimits(order=split))[1].kept
+    kept = rank_space(narrow, SM90, "triton", SearchLimits(axes=FEW, order=split))[1].kept
     assert {str(triton.reduction_order(c, narrow, SM90)) for c in kept} == {str(split)}
     if m == 1:
         assert {c.option("runs", 1) for c in kept} >= {4} and any(c.split_k == 4 for c in kept)
-        limits = SearchLimits(order=ReductionOrder(2048, 1024, unit="hand"))
+        limits = SearchLimits(axes=FEW, order=ReductionOrder(2048, 1024, unit="hand"))
         _, none, ranked = rank_space(problem, SM90, "triton", limits)
         assert not none.kept and not ranked.configs
     else:

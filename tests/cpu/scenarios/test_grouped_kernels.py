@@ -16,7 +16,7 @@ DESCRIBED = Config("grouped_tma", 16, 32, 16, 2, options=(("per_unit", 1),))
 DESCRIBED_FEW = Config("grouped_tma", 16, 16, 32, options=(("swap_ab", 1),))
 SERVED = Config("grouped_tile", 16, 64, 32, 2)  # on sm90 swapped where its operands are fp8
 ROW = Config("grouped_gemv", 1, 16, 128)
-GATED_ROW = Config("grouped_gemv", 1, 4, 128)
+GATED_ROW = Config("grouped_gemv", 1, 16, 128)
 COUNTS = (7, 0, 33, 1, 0)
 WIDE = Config("grouped", 16, 256, 128)
 BLOCKS = (WIDE, Config("grouped", 32, 64, 64, options=(("swap_ab", 1),)), Config("grouped_tma", 16, 64, 128),
@@ -55,7 +55,7 @@ def test_gate_and_up(interpreted: Interpreted, counts: tuple[int, ...]) -> None:
     plain = replace(grouped("dense", 44, 40, "bf16", "bf16"), groups=groups, epilogue="silu_mul")
     interpreted.check(plain, [PLAIN, FEW, SERVED, GATED_ROW], SM90)
     scaled = replace(grouped("a8w8_blockscale", 384, 128, "fp8e4m3fn", "bf16"), groups=groups, epilogue="silu_mul")
-    interpreted.check(scaled, [Config("grouped", 16, 128, 128), Config("grouped_gemv", 1, 64, 128)], SM90)
+    interpreted.check(scaled, [Config("grouped", 16, 128, 128), Config("grouped_gemv", 1, 128, 128)], SM90)
     in_blocks = replace(scaled, n=512, epilogue="silu_mul_block", c=Operand("fp8e4m3fn"))
     interpreted.check(in_blocks, [replace(WIDE, options=(("swap_ab", 1),))], SM90)
 

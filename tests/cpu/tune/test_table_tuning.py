@@ -37,7 +37,14 @@ TILES = [
     for columns in (64, 96, 128, 192)
     for rows in range(16, 264, 8)
 ]
-ONE = ("num_stages", (4,)), ("group_m", (4,)), ("epilogue_parts", (1,)), ("share", (0,)), ("ahead", (0,))
+ONE = (
+    ("num_stages", (4,)),
+    ("group_m", (4,)),
+    ("epilogue_parts", (1,)),
+    ("share", (0,)),
+    ("ahead", (0,)),
+    ("split_k", (1,)),
+)
 LIMITS = SearchLimits(1, ("ws_tma",), ONE)  # few kernels fit between the rows
 OPTIONS = TuningOptions(Path("unused"), backends=("triton", "blaslt"), toolchain=TOOLS, limits=LIMITS)
 

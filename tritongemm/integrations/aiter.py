@@ -4,9 +4,10 @@
 of AITER_CONFIG_GEMM_BF16 are read as AITER reads them.
 """
 
-from __future__ import annotations
+from typing import Any, Final
 
-from typing import TYPE_CHECKING, Any, Final
+import torch
+from torch import Tensor
 
 import tritongemm
 from tritongemm.core.errors import InputError
@@ -22,11 +23,7 @@ from tritongemm.integrations.aiter_scaled import (
     require_plain,
     require_tensors,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
+from tritongemm.operations.checks import check_tensors
 
 _NOTHING: Final = (0, -1, "separated")  # values of AITER's further arguments that ask for nothing
 _ACTIVATIONS: Final = {0: "silu", 1: "gelu"}  # AITER's ActivationType
@@ -85,10 +82,6 @@ def gemm_a16w16(
     if scale_a is None and scale_b is None:
         require_plain(B=B)
         return tritongemm.mm(A, B, bias, otype)
-    import torch
-
-    from tritongemm.operations.checks import check_tensors
-
     check_tensors({"A": A, "B": B})
     one = torch.ones(1, device=A.device)
     of_a, of_b = (one if scale is None else scale for scale in (scale_a, scale_b))
@@ -178,8 +171,6 @@ def _name(activation: Any) -> str:
 
 def _of_experts(*given: tuple[Tensor | None, Tensor]) -> list[Tensor | None]:
     """Return factors of weights as `tritongemm.fused_moe` takes them, of AITER's [experts, rows, 1] or one number."""
-    import torch
-
     are_tensors = all(isinstance(part, torch.Tensor) and part.dim() for pair in given for part in pair)
     if not are_tensors or any(w.dim() != 3 for _, w in given):  # which `tritongemm.fused_moe` refuses by name
         return [scale for scale, _ in given]
@@ -237,8 +228,6 @@ def batched_gemm_a8w8_CK(
     splitK: int | None = None,
 ) -> Tensor:
     """Return the result of `batched_gemm_a8w8` in new memory, of bfloat16 where no dtype is named."""
-    import torch
-
     return tritongemm.scaled_bmm(XQ, _turned(WQ), x_scale, w_scale, bias, dtype or torch.bfloat16)
 
 

@@ -4,17 +4,13 @@ Arguments are AITER's own, and errors those of `scaled_mm`. Results are bfloat16
 says a tuned row. Weights in the order of AITER's ``shuffle_weight`` are refused where plain ones are read.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
 import tritongemm
 from tritongemm.core.errors import InputError
 from tritongemm.core.integers import round_up
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from tritongemm.operations.checks import check_memory, check_tensors
 
 SHUFFLED = "shuffled_16x16"  # the order of AITER's `shuffle_weight`
 _SHUFFLED_SCALES = "e8m0_32x8"  # the order of its `e8m0_shuffle`
@@ -131,8 +127,6 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
         TypeError: an operand is no tensor.
         InputError: another alpha or beta, or a shuffled A; or as `tritongemm.scaled_mm` says.
     """
-    import torch
-
     if alpha not in (None, 1) or beta not in (None, 0) or apreshuffle:
         raise InputError(f"alpha is {alpha}, beta {beta}, apreshuffle {apreshuffle}; served are 1, 0 and False")
     _require_matrices(B=B, A_scale=A_scale, B_scale=B_scale)
@@ -161,8 +155,6 @@ def gemm_a4w4(  # noqa: PLR0913 (what AITER has)
 
 def _check_memory(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, **operands: Tensor | None) -> None:
     """Refuse `out` memory that does not fit the result, before it is computed."""
-    from tritongemm.operations.checks import check_memory, check_tensors  # which import torch
-
     check_tensors({name: tensor for name, tensor in operands.items() if tensor is not None} | {"out": out})
     check_memory(out, shape, dtype, *operands.values())
 
@@ -172,8 +164,6 @@ def _is_memory(given: object, m: int, then: object) -> bool:
 
     `then` is the argument behind it, which is a type in newer AITER alone.
     """
-    import torch
-
     if not isinstance(given, torch.Tensor) or given.dim() != 2 or isinstance(then, torch.dtype):
         return False
     if given.element_size() != 2 or given.shape[0] < m:
@@ -200,8 +190,6 @@ def require_plain(**weights: object) -> None:
 
 def require_tensors(**operands: object) -> None:
     """Refuse arguments that are no tensors."""
-    from tritongemm.operations.checks import check_tensors  # which imports torch
-
     check_tensors(operands, together=False)
 
 
@@ -227,8 +215,6 @@ def _complete_blocks(scales: Tensor, rows: int) -> Tensor:
 
 
 def _result(dtype: torch.dtype | None) -> torch.dtype:
-    import torch
-
     return dtype or torch.bfloat16
 
 

@@ -173,8 +173,8 @@ def _from_the_least(cycle: list[str]) -> list[str]:
 
 def test_serving_imports_nothing_heavy() -> None:
     """Importing all that serves a call, and PyTorch, brings none of what only tuning needs."""
-    capturing = f"{PACKAGE}.workloads.capturing"
-    modules = sorted(n for n in FILES if place(n) in ("serving", "operations") or n.startswith(capturing))
+    beside = f"{PACKAGE}.workloads.capturing", f"{PACKAGE}.integrations.aiter"
+    modules = sorted(n for n in FILES if place(n) in ("serving", "operations") or n.startswith(beside))
     code = f"import sys, {', '.join(modules)}\nprint([name for name in {HEAVY} if name in sys.modules])"
     done = forked.run(["-c", code], ROOT)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -133,7 +133,7 @@ class Entry:
 
     def texts(self, key: str) -> dict[str, str]:
         """Return a map of plain values, as they are written."""
-        return {k: _as_written(v) for k, v in self._table(key).items()}
+        return {k: flow(v) if v is None or isinstance(v, bool) else str(v) for k, v in self._table(key).items()}
 
     def names(self, key: str) -> tuple[str, ...]:
         """Return a list of text."""
@@ -202,10 +202,6 @@ def _real(value: Value) -> float:
         return float(str(value).lower().replace(".inf", "inf"))
     except ValueError:
         return math.nan
-
-
-def _as_written(value: Value) -> str:
-    return flow(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _nearest(name: str, keys: Collection[str]) -> str:

@@ -120,7 +120,8 @@ def _why_not(
     """
     weight, plain = attribute(layer, name), type(layer.quant_method).__name__.startswith(_PLAIN)
     in_rows_of_vllm = _computed_by(layer) == vllm_fp8.ROWS_KERNEL
-    is_in_rows = in_rows_of_vllm or (_is_of_sglang(layer) and sglang_fp8.has_factors_of_rows(layer))
+    of_sglang = type(layer.quant_method).__module__.startswith("sglang.")
+    is_in_rows = in_rows_of_vllm or (of_sglang and sglang_fp8.has_factors_of_rows(layer))
     if not isinstance(weight, Tensor) or not (plain or is_in_rows or _has_factors(layer, name)):
         return f"of {_computed_by(layer)}"
     shape, is_of = tuple(weight.shape), is_plain if plain else is_quantised
@@ -135,10 +136,6 @@ def _why_not(
         return (*groups, p.n, p.k) == shape and is_of(p) and not baseline_won(record)
 
     return default_dispatcher().why_layer_is_idle(holds, weight.get_device())
-
-
-def _is_of_sglang(layer: Any) -> bool:
-    return type(layer.quant_method).__module__.startswith("sglang.")
 
 
 def _has_factors(layer: Any, name: str) -> bool:

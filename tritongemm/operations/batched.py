@@ -114,7 +114,7 @@ class Batched(ProductOperation):
         found = {
             "a": _matrix(a),
             "b": _matrix(b),
-            "c": (True, _dense(a.shape[1], b.shape[2])) if out is None else _matrix(out),
+            "c": (True, Strides(b.shape[2], a.shape[1] * b.shape[2])) if out is None else _matrix(out),
         }
         for name, layout_of in found.items():
             if layout_of is None or (name == "c" and not layout_of[0]):
@@ -249,10 +249,6 @@ def _matrix(t: Tensor) -> tuple[bool, Strides] | None:
         if (inner == 1 or width == 1) and lead >= width and apart >= 0:
             return row_major, Strides(lead, apart if batch > 1 else outer * lead)
     return None
-
-
-def _dense(rows: int, cols: int) -> Strides:
-    return Strides(cols, rows * cols)
 
 
 _bmm, _baddbmm = torch.bmm, torch.baddbmm

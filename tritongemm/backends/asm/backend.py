@@ -253,16 +253,12 @@ def _make_launch(built: Artifact, problem: Problem) -> Launch:
         params=tuple(params),
         buffers=tuple(Buffer(n, size) for n, size in sizes.items() if n in names and size),
         at=tuple(offsets),
+        # Into which the workgroups that share a tile add their sums.
         zeroed=(Buffer("c", problem.m * problem.n * problem.c.type.bytes),)
-        if _adds_into_c(facts["layout"], config)
+        if facts["layout"] in scaled.LAYOUTS and config.split_k > 1
         else (),
         sha256=built.sha256,
     )
-
-
-def _adds_into_c(layout: str, config: Config) -> bool:
-    """Return whether the workgroups that share a tile add their sums into C, which must be zero before."""
-    return layout in scaled.LAYOUTS and config.split_k > 1
 
 
 def _values(layout: str, config: Config, problem: Problem) -> dict[str, Any]:

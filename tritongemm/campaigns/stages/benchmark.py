@@ -1,7 +1,7 @@
 """Stage: merged results → times of reference and tuned kernels, in new processes that take turns."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +58,14 @@ def _records(folder: Path, machine: Machine) -> list[Record]:
     path, target = folder / MERGED, machine.target
     records = read_records(path)
     units = (0, target.compute_units)
-    here = {r.problem: r for r in sorted(records, key=lambda r: r.compute_units) if _is_of(r, target.name, units)}
+    records = [r for r in records if r.target == target.name and r.compute_units in units]
+    here = {r.problem: r for r in sorted(records, key=lambda r: r.compute_units)}
     if not here:
         others = ", ".join(sorted({f"{r.target} of {r.compute_units or 'unsaid'} compute units" for r in records}))
         raise InputError(
             f"{path} has no result for {target.name} of {target.compute_units} compute units; it has some for {others}"
         )
     return [r for r in records if here.get(r.problem) is r]
-
-
-def _is_of(record: Record, target: str, compute_units: Sequence[int]) -> bool:
-    return record.target == target and record.compute_units in compute_units
 
 
 def read_records(path: Path) -> list[Record]:

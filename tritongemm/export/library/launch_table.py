@@ -80,7 +80,7 @@ def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, 
         return numbers_of(found)
 
     try:
-        for first in _firsts(low, high, block):
+        for first in (low, *range((low - 1) // block * block + block + 1, high + 1, block)):
             last = min(high, (first - 1) // block * block + block)
             values += _between(numbers, first, last)
         shapes = {fixed_of(launch) for launch in launches.values()}
@@ -95,11 +95,6 @@ def tabulate(launch_at: Callable[[int], Launch | Support], low: int, high: int, 
     buffers = tuple(Buffer(n[8:], max(series[n])) for n in reserved if max(series[n]))
     launch = replace(launches[high], path="", buffers=buffers)
     return LaunchTable(low, high, launch, changing)
-
-
-def _firsts(low: int, high: int, block: int) -> Iterable[int]:
-    """Return the first M of each block of M that is in the range."""
-    return [low, *range((low - 1) // block * block + block + 1, high + 1, block)]
 
 
 def _between(numbers: Callable[[int], dict[str, int]], first: int, last: int) -> list[dict[str, int]]:

@@ -42,7 +42,7 @@ def gpu_that_serves(
     """(the calls that kernels serve, a function that makes tensors on the GPU) while records are loaded."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr("tritongemm.serving.tuned_calls._modes", lambda: 0)  # fake tensors are one
+    monkeypatch.setattr("tritongemm.operations.checks._modes", lambda: 0)  # fake tensors are one
     monkeypatch.setattr("tritongemm.serving.serve._PLAIN", {FakeTensor, torch.nn.Parameter})
     served = ServedCalls()
     monkeypatch.setattr("tritongemm.serving.launching.FastCall", served.prepare)

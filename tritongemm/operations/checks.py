@@ -25,6 +25,9 @@ is_wrapped: Final = torch._C._functorch.is_functorch_wrapped_tensor  # by it or 
 KINDS: Final = {torch.dtype: "a dtype such as torch.bfloat16", str: "a string", bool: "True or False"}
 HALVES = (torch.bfloat16, torch.float16)  # also types of factors of int4
 SCALED_RESULTS = (*HALVES, torch.float32)
+PLAIN_TYPES: Final = frozenset((Tensor, torch.nn.Parameter))
+_modes: Final = torch._C._len_torch_dispatch_stack
+_forward: Final = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
 
 
 def check_scales(**scales: Tensor) -> None:
@@ -56,7 +59,7 @@ def check_scales(**scales: Tensor) -> None:
 def check_values(**scales: Tensor) -> None:
     """Check factors on a CPU as `check_scales` does; those on a GPU are skipped, as it would have to be waited for."""
     for name, factors in scales.items():
-        plain = type(factors) in (Tensor, torch.nn.Parameter) and factors.is_cpu and not is_mapped(factors)
+        plain = type(factors) in PLAIN_TYPES and factors.is_cpu and not is_mapped(factors)
         known = factors.dtype in (torch.float32, *HALVES) or factors.dtype in EXPONENTS  # a wrong type is named later
         dense = factors.layout == torch.strided and not factors.is_nested
         if plain and known and dense and not _are_numbers(factors):
@@ -66,6 +69,20 @@ def check_values(**scales: Tensor) -> None:
 def wants_gradient(*operands: Tensor | None) -> bool:
     """Return whether a gradient is to flow back to one of these operands."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands)
+
+
+def is_watched() -> bool:
+    """Return whether a mode, a tracer or a transform must see calls."""
+    return _modes() > 0 or torch._C._get_tracing_state() is not None or _forward._current_level >= 0
+
+
+def wants_more(*operands: Tensor | None) -> bool:
+    """Return whether a call must do more than compute a product of plain tensors: subclasses, gradients, watchers."""
+    grad = torch.is_grad_enabled()
+    for one in operands:
+        if one is not None and (type(one) not in PLAIN_TYPES or (grad and one.requires_grad)):
+            return True
+    return is_watched()
 
 
 def read_integers(numbers: Tensor) -> list[int]:

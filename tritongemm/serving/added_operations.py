@@ -11,6 +11,8 @@ from torch import Tensor
 from tritongemm.core.epilogues import GATED, IN_BLOCKS, RESIDUAL, RUN, activation_of, rows_of_factors
 from tritongemm.core.helper_kernel import ACTIVATIONS
 from tritongemm.core.problem import PLAIN
+from tritongemm.hip_ext.launching import native_calls
+from tritongemm.operations.checks import PLAIN_TYPES, wants_more
 from tritongemm.operations.contract import Operation, ProductOperation, ReadyCall, every
 from tritongemm.operations.linear_act import ActivatedLayer, ActivatedOperands, parts, quantised_operands
 from tritongemm.operations.linear_w4 import FOUR_BIT_LAYER
@@ -21,11 +23,9 @@ from tritongemm.serving.mixtures import steps_for
 from tritongemm.serving.products import serve_calls
 from tritongemm.serving.traced_operations import define
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _FLOAT32 = torch.float32
 _compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
-_grad = torch.is_grad_enabled
 
 
 @cache
@@ -44,7 +44,7 @@ def function_of(name: str) -> Callable[..., Tensor]:
 def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
     """Return the function that computes an operation by a tuned kernel, else as it does itself."""
     operands = operation.operands
-    _, _, serve = serve_calls(operation, partial(key_of, operation.name))
+    find, run, serve = serve_calls(operation, partial(key_of, operation.name))
     trace = define(operation, lambda *args, **named: serve(*operands(*args, **named)))
 
     def call(*args: Any, **named: Any) -> Tensor:
@@ -52,16 +52,12 @@ def make_function(operation: ProductOperation) -> Callable[..., Tensor]:
         if _compiling() or _modes():
             result: Tensor = trace(*given)
             return result
-        wanted = _grad()
-        for one in given:
-            if type(one) in _PLAIN:
-                if wanted and one.requires_grad:
-                    break
-            elif isinstance(one, Tensor):
-                break
-        else:
-            return serve(*given)
-        return operation.make_fallback(operation.check(given))(*given)
+        served: Tensor | None = native_calls.serve(find, engine.default.calls.compiled, *given)
+        if served is not None:
+            return served
+        if wants_more(*(one for one in given if isinstance(one, Tensor))):
+            return operation.make_fallback(operation.check(given))(*given)
+        return run(*given)
 
     call.__name__ = call.__qualname__ = operation.name
     call.__doc__ = type(operation).__doc__
@@ -72,7 +68,7 @@ def key_of(*given: Any) -> CallKey:
     """Return the key of a call; float32 has PyTorch's precision in it."""
     key: list[Any] = []
     for one in given:
-        if type(one) in _PLAIN:
+        if type(one) in PLAIN_TYPES:
             dtype = one.dtype
             key += (one.shape, one.stride(), dtype, one.get_device())
             if dtype is _FLOAT32:

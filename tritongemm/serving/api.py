@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tritongemm.core.record import Record
 from tritongemm.hip_ext.launching import native_calls
-from tritongemm.operations.checks import require_tensors
+from tritongemm.operations.checks import PLAIN_TYPES, require_tensors, wants_gradient, wants_more
 from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.torch_products import linear
 from tritongemm.serving import dispatcher as engine
@@ -18,11 +18,9 @@ from tritongemm.serving.dispatcher import default_dispatcher, layer_key
 from tritongemm.serving.loaded_tables import LoadReport
 from tritongemm.serving.traced_operations import define
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
-_grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 _forward = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
 
@@ -59,20 +57,11 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     served: Tensor | None = native_calls.serve(_find, engine.default.calls.compiled, x, w, bias, out_dtype)
     if served is not None:
         return served
-    if (
-        type(x) not in _PLAIN
-        or type(w) not in _PLAIN
-        or (bias is not None and type(bias) not in _PLAIN)
-        or (_grad() and _requires(x, w, bias))
-        or _modes()
-        or _autocast()
-        or _tracing() is not None
-        or _forward._current_level >= 0
-    ):
+    if wants_more(x, w, bias) or _autocast():
         return _unusual(x, w, bias, out_dtype)
     try:
         return engine.default.run(x, w, bias, out_dtype)
-    except (RuntimeError, TypeError):
+    except (AttributeError, RuntimeError, TypeError):
         DENSE.check(DenseOperands(x, w, bias, out_dtype))  # a list has no hash
         if not (x.is_nested or w.is_nested or (bias is not None and bias.is_nested)):
             raise
@@ -115,13 +104,9 @@ def load(source: str | os.PathLike[str] | Iterable[Record]) -> LoadReport:
     return default_dispatcher().load(source)
 
 
-def _requires(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
-    return x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
-
-
 def _compiled(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     """Return the call as torch.compile and torch.export trace it."""
-    if (torch.is_grad_enabled() and _requires(x, w, bias)) or torch.is_autocast_enabled("cuda"):
+    if wants_gradient(x, w, bias) or torch.is_autocast_enabled("cuda"):
         return linear(x, w, bias, out_dtype)
     result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)
     return result
@@ -132,12 +117,12 @@ def _unusual(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype |
     require_tensors({"x": x, "w": w} | ({} if bias is None else {"bias": bias}))
     DENSE.check(DenseOperands(x, w, bias, out_dtype))
     operands = (x, w) if bias is None else (x, w, bias)
-    if (_grad() and _requires(x, w, bias)) or _tracing() is not None or _forward._current_level >= 0:
+    if wants_gradient(x, w, bias) or _tracing() is not None or _forward._current_level >= 0:
         return linear(x, w, bias, out_dtype)
     if _modes():  # make_fx, fake tensors and the like see one operation
         result: Tensor = torch.ops.tritongemm.mm(x, w, bias, out_dtype)
         return result
-    if any(type(t) not in _PLAIN or t.is_nested for t in operands) or not x.is_cuda:
+    if any(type(t) not in PLAIN_TYPES or t.is_nested for t in operands) or not x.is_cuda:
         return linear(x, w, bias, out_dtype)
     half = torch.get_autocast_dtype("cuda")
     x, w, *rest = (t.to(half) if t.is_floating_point() and t.dtype != torch.float64 else t for t in operands)

@@ -1,13 +1,13 @@
 """The public function `explain`, which says what computes any call."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tritongemm.core.support import SUPPORTED, Support
-from tritongemm.operations.checks import require_tensors, wants_gradient
+from tritongemm.operations.checks import PLAIN_TYPES, require_tensors, wants_gradient
 from tritongemm.operations.contract import bind
 from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.operations.mixture import MIXTURE
@@ -15,8 +15,6 @@ from tritongemm.operations.quantised_layer import QUANTISED_LAYER
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.linear_fp8 import explain_layer
 from tritongemm.serving.mixtures import list_products
-
-_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 
 
 def explain(call: str | Callable[..., Any] | Tensor | None = None, *operands: Any, **named: Any) -> str:
@@ -76,7 +74,7 @@ def _takes_fast_path(given: DenseOperands) -> Support:
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands.values()):
         return Support("a gradient is wanted; call it under torch.no_grad()")
     for name, t in operands.items():
-        if type(t) not in _PLAIN:
+        if type(t) not in PLAIN_TYPES:
             return Support(f"{name} is a {type(t).__name__}")
         if t.is_nested:
             return Support(f"{name} is nested")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tritongemm.core.problem import PLAIN
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.batched import BATCHED, BatchOperands, check_out
-from tritongemm.operations.checks import wants_gradient
+from tritongemm.operations.checks import wants_more
 from tritongemm.operations.contract import ProductOperation, check_factors_are_numbers
 from tritongemm.operations.grouped import GROUPED
 from tritongemm.operations.grouped_operands import GroupedOperands
@@ -25,19 +25,10 @@ from tritongemm.serving.calls import CallKey
 from tritongemm.serving.traced_operations import define
 
 _FLOAT32: Final = torch.float32
-_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
-_PLAIN_OR_NONE: Final = _PLAIN | {type(None)}
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
-_grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
-_forward = torch.autograd.forward_ad
-
-
-def _is_watched() -> bool:
-    """Return whether a mode, a tracer or a transform must see calls."""
-    return _modes() > 0 or _tracing() is not None or _forward._current_level >= 0
 
 
 def serve_calls(
@@ -53,7 +44,8 @@ def serve_calls(
         try:
             key = make_key(*given)
             call = engine.default.calls.table.get(key)
-        except (RuntimeError, TypeError):  # Sparse tensors have no strides, nested ones no shape, lists no hash.
+        # Sparse tensors have no strides, nested ones no shape, lists no hash, and None has none of these.
+        except (AttributeError, RuntimeError, TypeError):
             operation.check(operation.operands(*given))  # To look at each before would cost every call.
             raise
         if call is None:
@@ -119,15 +111,7 @@ def scaled_mm(
     )
     if served is not None:
         return served
-    if (
-        type(a) not in _PLAIN
-        or type(b) not in _PLAIN
-        or type(scale_a) not in _PLAIN
-        or type(scale_b) not in _PLAIN
-        or (bias is not None and type(bias) not in _PLAIN)
-        or _is_watched()
-        or (_grad() and (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)))
-    ):
+    if wants_more(a, b, scale_a, scale_b, bias):
         given = ScaledOperands(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
         return _unusual(SCALED, lambda *call: _trace_scaled(*call[:-1]), given)  # an operation gives new memory
     return _run_scaled(a, b, scale_a, scale_b, bias, out_dtype, order_b, scale_layout)
@@ -191,15 +175,7 @@ def bmm(
     )
     if served is not None:
         return served
-    if (
-        type(a) not in _PLAIN
-        or type(b) not in _PLAIN
-        or (bias is not None and type(bias) not in _PLAIN)
-        or (out is not None and (type(out) not in _PLAIN or (_grad() and out.requires_grad)))
-        or (_grad() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
-        or _autocast()
-        or _is_watched()
-    ):
+    if wants_more(a, b, bias, out) or _autocast():
         return _unusual(BATCHED, _traced_bmm, BatchOperands(a, b, bias, out_dtype, out=out))
     return _run_bmm(a, b, bias, out_dtype, None, None, "", out)
 
@@ -251,16 +227,7 @@ def scaled_bmm(
     )
     if served is not None:
         return served
-    if (
-        type(a) not in _PLAIN
-        or type(b) not in _PLAIN
-        or type(scale_a) not in _PLAIN
-        or type(scale_b) not in _PLAIN
-        or (bias is not None and type(bias) not in _PLAIN)
-        or (out is not None and (type(out) not in _PLAIN or (_grad() and out.requires_grad)))
-        or (_grad() and (scale_a.requires_grad or scale_b.requires_grad or (bias is not None and bias.requires_grad)))
-        or _is_watched()
-    ):
+    if wants_more(a, b, scale_a, scale_b, bias, out):
         given = BatchOperands(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
         return _unusual(BATCHED, _traced_bmm, given)
     return _run_bmm(a, b, bias, out_dtype, scale_a, scale_b, scale_layout, out)
@@ -350,13 +317,7 @@ def grouped_mm(  # noqa: PLR0913 (what a product of groups has)
     served: Tensor | None = native_calls.serve(_find_grouped, engine.default.calls.compiled, *given)
     if served is not None:
         return served
-    if (
-        not {type(a), type(b), type(offs)} <= _PLAIN
-        or not {type(scale_a), type(scale_b)} <= _PLAIN_OR_NONE
-        or _modes()
-        or _forward._current_level >= 0
-        or (_grad() and wants_gradient(a, b, scale_a, scale_b))
-    ):
+    if wants_more(a, b, offs, scale_a, scale_b):
         return _unusual(GROUPED, _trace_grouped, GroupedOperands(*given))
     return _run_grouped(*given)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.hip_ext.launching import native_calls
+from tritongemm.operations.checks import is_watched, wants_gradient
 from tritongemm.operations.contract import ReadyCall
 from tritongemm.operations.dense import DenseOperands, are_transposed
 from tritongemm.operations.torch_products import float32_precision
@@ -20,11 +21,7 @@ LinearFunction: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 _UNKNOWN: Final = object()
 _HALVES: Final = (torch.bfloat16, torch.float16)  # float32 has a precision that may change
-_grad = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
-_tracing = torch._C._get_tracing_state
-_modes = torch._C._len_torch_dispatch_stack
-_forward = torch.autograd.forward_ad
 
 
 class TunedCalls:
@@ -47,7 +44,9 @@ class TunedCalls:
 
         PyTorch sees calls that want a gradient, and those under autocast, a tracer or a mode.
         """
-        if w.shape not in self._dispatcher.weights or not x.is_cuda or _is_pytorchs(x, w, bias):
+        if w.shape not in self._dispatcher.weights or not x.is_cuda:
+            return None
+        if wants_gradient(x, w, bias) or _autocast() or is_watched():
             return None
         precision = float32_precision() if x.dtype is torch.float32 else None
         key: tuple[Any, ...] = (self, x.shape, w.shape, x.dtype, w.dtype, x.get_device(), precision)
@@ -102,7 +101,7 @@ class WrittenCalls(TunedCalls):
         if written is not None:
             return written is not False
         call = self._find(x, w, bias, out)
-        if call is None or _modes():
+        if call is None or is_watched():
             return False
         result = call(x, w.t(), bias, None, out)
         if result is not out:
@@ -135,14 +134,3 @@ class WrittenCalls(TunedCalls):
 def _decline(*operands: Any) -> bool:
     """Return False: no tuned kernel holds for the call."""
     return False
-
-
-def _is_pytorchs(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
-    """Return whether PyTorch must see a call, as it does more than compute the product."""
-    return (
-        (_grad() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)))
-        or bool(_modes())
-        or _autocast()
-        or _tracing() is not None
-        or _forward._current_level >= 0
-    )

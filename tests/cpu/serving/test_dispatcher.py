@@ -162,8 +162,8 @@ def test_mm_itself_follows_pytorchs_precision(gpu: Gpu, precision: SetPrecision,
         return lambda *_: None
 
     monkeypatch.setattr("tritongemm.serving.dispatcher.default", dispatcher)
-    monkeypatch.setattr("tritongemm.serving.api._modes", lambda: 0)  # fake tensors are one
-    monkeypatch.setattr("tritongemm.serving.api._PLAIN", {type(empty(1))})
+    monkeypatch.setattr("tritongemm.operations.checks._modes", lambda: 0)  # fake tensors are one
+    monkeypatch.setattr("tritongemm.operations.checks.PLAIN_TYPES", {type(empty(1))})
     monkeypatch.setattr(dispatcher, "resolve_layer", resolve)
     for setting in ("tf32", "fp32"):
         precision(setting)

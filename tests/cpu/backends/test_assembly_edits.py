@@ -65,6 +65,7 @@ def test_every_mark_is_carried_out_and_the_first_weights_come_early(assembly: di
         removed = before.count("bar.sync") - after.count("bar.sync")
         assert removed >= arrivals, "no group waits for its threads before it arrives"
         assert ("arrive at both" in marks) == (config in (PAIR, HIGH_PAIR))
+        assert after.count("bfe.u32") > before.count("bfe.u32"), "loops find the next block's address ahead"
         assert "newest assembler" not in before + after, "that is for tiles of unlike parts and of three groups"
     after = assembly[AHEAD][1]
     fetched = re.search(r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global \[%\S+, \{[^}]*\}\];", after)

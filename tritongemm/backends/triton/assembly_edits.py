@@ -19,6 +19,7 @@ A template whose facts say ``edited`` leaves marks, comments in the assembly jus
 - ``meet``: no program of a cluster goes on before the others' barriers are there.
 - ``roles end alone``: the kernel ends with the roles of its warps, so that what is around them can be shorter
   (`role_frames`).
+- ``next slot ahead``: loops find the addresses of the next block while products of this one run (`next_slots`).
 - ``newest assembler``: the kernel is assembled by the newest assembler that Triton has, of the same major version of
   CUDA as the one that it would use. From CUDA 12.9 on, one lets the additions of one warp alternate with the products
   of others, from which not all kernels gain.
@@ -32,6 +33,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from tritongemm.backends.triton.next_slots import find_ahead
 from tritongemm.backends.triton.role_frames import shorten
 from tritongemm.core.errors import UnavailableError
 
@@ -39,6 +41,7 @@ CONSTANT = "EDITED"
 _PROGRAMS = 2  # of a pair
 _MARK = "// tritongemm: "
 _ROLES = f"{_MARK}roles end alone\n"
+_SLOTS = f"{_MARK}next slot ahead\n"
 _NEWEST = "// by the newest assembler\n"
 _ENTRY = re.compile(r"\.entry [^{]*\{\n")
 _MAKERS = 128  # threads that make the barriers; the others come to life when these are done
@@ -171,6 +174,7 @@ _EDITS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
 def edit(assembly: str) -> str:
     """Return a kernel's PTX with its marks applied. Raises UnknownAssemblyError: what a mark announces is not there."""
     assembly = _closer(assembly)
+    ahead, assembly = _SLOTS in assembly, assembly.replace(_SLOTS, "")
     for pattern, changed in _EDITS:
         assembly = pattern.sub(changed, assembly)
     if columns := _COLUMNS.search(assembly):
@@ -183,6 +187,7 @@ def edit(assembly: str) -> str:
     met = _ENTRY.sub(lambda found: found[0] + begin, met)
     if left := re.search(rf"{_MARK}(.*)", met):
         raise UnknownAssemblyError(f"Triton made no instruction behind a mark for it: {left[1]}")
+    met = find_ahead(met) if ahead else met
     return shorten(met) if _ROLES in assembly else met
 
 

@@ -1,0 +1,53 @@
+"""Loops in PTX that find the blocks of the next slot ahead."""
+
+import re
+
+from tests.support.tables import cases
+from tritongemm.backends.triton.next_slots import find_ahead
+
+HEAD = """\
+	shl.b32 	%r3, %r1, 14;
+	add.s32 	%r4, %r9, %r3;
+	bfe.u32 	%r5, %r4, 4, 14;
+"""
+LOOP = """\
+	mov.b32 	%r1, 0;
+$L__BB0_1:
+{head}	cvt.u64.u32 	%rd1, %r5;
+	wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{%r20,%r21}}, %rd1, %rd2, %p1, 1, 1;
+	add.s32 	%r6, %r1, 1;
+	selp.b32 	%r2, 0, %r6, %p2;
+{later}	shl.b32 	%r7, %r1, 3;
+	mov.b32 	%r1, %r2;
+	@%p3 bra 	$L__BB0_1;
+"""
+AGAIN = HEAD.replace("%r1,", "%r2,")
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line]
+
+
+def test_a_loop_finds_the_next_slot_behind_its_number() -> None:
+    changed = find_ahead(LOOP.format(head=HEAD, later=""))
+    before, loop = changed.split("$L__BB0_1:\n", 1)
+    assert before.endswith(HEAD), "those of the first slot"
+    assert _lines(loop) == _lines(LOOP.format(head="", later=AGAIN).split("$L__BB0_1:\n")[1])
+
+
+def test_a_slot_that_becomes_the_next_one_itself() -> None:
+    own = LOOP.replace("%r2, 0, %r6", "%r1, 0, %r6").replace("\tmov.b32 \t%r1, %r2;\n", "")
+    changed = find_ahead(own.format(head=HEAD, later=""))
+    assert _lines(changed.split("$L__BB0_1:\n")[1]) == _lines(own.format(head="", later=HEAD).split("$L__BB0_1:\n")[1])
+
+
+@cases(
+    ("used behind the next number", LOOP.format(head=HEAD, later="\tadd.s32 \t%r8, %r5, 1;\n")),
+    ("used behind the loop", LOOP.format(head=HEAD, later="") + "\tadd.s32 \t%r8, %r4, 1;\n"),
+    ("made of another number of the loop", LOOP.format(head=HEAD, later="\tadd.s32 \t%r9, %r9, 1;\n")),
+    ("entered from elsewhere too", LOOP.format(head=HEAD, later="") + "\tbra.uni \t$L__BB0_1;\n"),
+    ("no block is found", LOOP.format(head="", later="")),
+    ("no products", re.sub("wgmma.*\n", "\n", LOOP.format(head=HEAD, later=""))),
+)
+def test_other_loops_stay(why: str, assembly: str, /) -> None:
+    assert find_ahead(assembly) == assembly, why

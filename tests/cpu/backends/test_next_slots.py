@@ -45,6 +45,8 @@ def test_a_slot_that_becomes_the_next_one_itself() -> None:
     ("used behind the next number", LOOP.format(head=HEAD, later="\tadd.s32 \t%r8, %r5, 1;\n")),
     ("used behind the loop", LOOP.format(head=HEAD, later="") + "\tadd.s32 \t%r8, %r4, 1;\n"),
     ("made of another number of the loop", LOOP.format(head=HEAD, later="\tadd.s32 \t%r9, %r9, 1;\n")),
+    ("made of what the loop loads", LOOP.format(head=HEAD, later="\tld.shared.v2.b32 \t{%r8, %r9}, [%r10];\n")),
+    ("loaded", LOOP.format(head=HEAD.replace("add.s32 \t%r4, %r9, %r3", "ld.shared.b32 \t%r4, [%r3]"), later="")),
     ("entered from elsewhere too", LOOP.format(head=HEAD, later="") + "\tbra.uni \t$L__BB0_1;\n"),
     ("no block is found", LOOP.format(head="", later="")),
     ("no products", re.sub("wgmma.*\n", "\n", LOOP.format(head=HEAD, later=""))),

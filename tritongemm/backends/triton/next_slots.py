@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 
 _LABEL = re.compile(r"(\$L\w+):")
 _PRODUCT = "wgmma.mma_async"
-_MADE = re.compile(r"\s*(?P<name>\S+)\s+(?P<into>%r\d+),\s*(?P<of>[^;]*);$")
+_WRITTEN = re.compile(r"\s*(?:@!?%p\d+\s+)?[\w.:]+\s+(\{[^}]*\}|%r\d+)")  # what an instruction writes
+_MADE = re.compile(r"\s*(?:add|sub|shl|shr|mul|mad|mov|bfe|and|or|xor|selp)\.\S+\s+(?P<into>%r\d+),\s*(?P<of>[^;]*);$")
 _ADDRESS = re.compile(r"\s*bfe\.u32\s+(%r\d+), %r\d+, 4, \d+;$")  # of a block, as descriptors have it
 _MOVE = re.compile(r"\s*mov\.[bu]32\s+(?P<into>%r\d+), (?P<of>%r\d+);$")
 _REGISTER = re.compile(r"%r\d+\b")
@@ -41,6 +42,12 @@ def _changed(body: list[str], uses: Mapping[str, int]) -> list[str]:
     `uses` says how often the kernel names each register.
     """
     made = {i: found for i, line in enumerate(body) if (found := _MADE.match(line))}
+    written = [
+        (i, name)
+        for i, line in enumerate(body)
+        if (found := _WRITTEN.match(line))
+        for name in _REGISTER.findall(found[1])
+    ]
     product = next(i for i, line in enumerate(body) if _PRODUCT in line)
     addresses = {found[1] for line in body[:product] if (found := _ADDRESS.match(line))}
     wanted, moved = set(addresses), list[int]()
@@ -49,12 +56,12 @@ def _changed(body: list[str], uses: Mapping[str, int]) -> list[str]:
             moved.insert(0, i)
             wanted |= set(_REGISTER.findall(made[i]["of"]))
     # All that they are made of in the loop is the slot, which becomes the next one once.
-    changes = [i for i, found in made.items() if i not in moved and found["into"] in wanted]
-    if not addresses or len(changes) != 1:
+    changes = [i for i, name in written if i not in moved and name in wanted]
+    if not addresses or len(changes) != 1 or changes[0] not in made:
         return body
     slot, following = made[changes[0]]["into"], made[changes[0]]["of"]
     moves = _MOVE.match(body[changes[0]])
-    known = [i for i, found in made.items() if i > product and found["into"] == following] if moves else changes
+    known = [i for i, name in written if name == following] if moves else changes
     own = {made[i]["into"] for i in moved}
     used = [i for i, line in enumerate(body) if i not in moved and not own.isdisjoint(_REGISTER.findall(line))]
     named = Counter(_REGISTER.findall("\n".join(body)))

@@ -47,6 +47,9 @@ from tritongemm.tune.task import Task, TaskState, longest_first, trials_of, why_
 URGENT_CONFIGS, FIRST_TURN = 8, 0
 # how many of a library's best guesses are screened with generated kernels, the others when a device is idle
 FIRST_ALGORITHMS = 8
+# From this number of sizes per core at most six candidates of a size race: in 32 races none won that was screened
+# behind the sixth.
+CROWD_PER_CORE, FINALISTS_OF_CROWD = 8, 6
 
 
 class TuningRun:
@@ -337,7 +340,10 @@ class TuningRun:
             self._end(task, TaskState.DONE if self.options.stop else TaskState.FAILED)
             return
         task.move_to(TaskState.RACING)
-        self._send(task, prepare_race(task, self.options.finalists), later=True)
+        most = self.options.finalists
+        if len(self._tasks) * len(self.evaluators) >= CROWD_PER_CORE * self.pool.jobs:
+            most = min(most, FINALISTS_OF_CROWD)
+        self._send(task, prepare_race(task, most), later=True)
 
     def _take_race(self, task: Task, outcome: RaceOutcome) -> None:
         """Store the trials and the record of a race."""

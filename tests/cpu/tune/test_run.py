@@ -229,6 +229,22 @@ def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path, monkeypat
     assert {job.problems_per_core for job in asked} == {4 / (pool.jobs / 2)}
 
 
+def test_of_each_of_many_sizes_per_core_fewer_candidates_race(tmp_path: Path) -> None:
+    raced: dict[int, set[int]] = {}
+
+    class Device(FakeEvaluator):
+        def race(self, problem: Problem, artifacts: Sequence[Artifact], *more: Any) -> RaceResult:
+            raced.setdefault(len(problems), set()).add(len(artifacts))
+            return super().race(problem, artifacts, *more)
+
+    for count in (1, 8):
+        problems = [Problem(16, 16, 32 * k) for k in range(1, count + 1)]
+        with pool_and_store(tmp_path / str(count)) as (pool, store):
+            options = TuningOptions(tmp_path, budget=16, library="")
+            assert TuningRun([Device()], pool, store, options, Reporter()).tune(problems) == {}
+    assert max(raced[8]) == run_module.FINALISTS_OF_CROWD < max(raced[1])
+
+
 def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its second batch is screened before there is a plan for the next size."""
     sizes = [Problem(16, 16, 64), Problem(16, 16, 32)]

@@ -120,6 +120,8 @@ class Problem:
     @property
     def without_epilogue(self) -> Problem:
         """The product that an epilogue follows; one in blocks is of bf16."""
+        if self.epilogue == "none":
+            return self
         return replace(self, epilogue="none", c=Operand("bf16") if self.in_blocks else self.c)
 
     @property
@@ -232,7 +234,7 @@ class Problem:
         """
         groups = self.groups
         if groups is None:
-            return replace(self, m=m)
+            return self if m == self.m else self._with(m=check_size("M", m))
         if groups.room:
             plain = replace(groups, room=m, spread="uniform", counts=())
             return replace(self, m=min(self.m, groups.count * m), groups=plain)
@@ -247,12 +249,17 @@ class Problem:
 
     def stored(self, row_major_a: bool, row_major_b: bool) -> Problem:
         """Return the same product of an A and a B that are stored in rows or in columns."""
-        a, b = self.a._replace(row_major=row_major_a), self.b._replace(row_major=row_major_b)
-        return replace(self, a=a, b=b)
+        return self._with(a=self.a._replace(row_major=row_major_a), b=self.b._replace(row_major=row_major_b))
 
     def scaled(self, pair: ScalePair) -> Problem:
         """Return the same product with these scale factors of A and of B."""
-        return replace(self, a=self.a._replace(scaling=pair[0]), b=self.b._replace(scaling=pair[1]))
+        return self._with(a=self.a._replace(scaling=pair[0]), b=self.b._replace(scaling=pair[1]))
+
+    def _with(self, **values: Any) -> Problem:
+        """Return the same product with values that need no check: a call of a new M makes dozens."""
+        made = object.__new__(Problem)
+        vars(made).update({name: vars(self)[name] for name in self.__dataclass_fields__}, **values)
+        return made
 
     @property
     def scale_depth(self) -> int:

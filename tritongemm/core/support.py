@@ -1,6 +1,9 @@
 """The class `Support`, which is an answer that is true, or false with its reason."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,21 @@ class Support:
 
     def __str__(self) -> str:
         return self.reason or "supported"
+
+
+class LateRefusal(Support):
+    """A refusal whose reason is put into words when it is read, as few are."""
+
+    def __init__(self, describe: Callable[[], str]) -> None:
+        vars(self)["_describe"] = describe
+
+    @cached_property
+    def reason(self) -> str:
+        """What stands in the way."""
+        return cast("Callable[[], str]", vars(self)["_describe"])()
+
+    def __bool__(self) -> bool:
+        return False
 
 
 SUPPORTED = Support()

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from tritongemm.operations.dense import DenseOperands
 from tritongemm.operations.torch_products import linear, torch_linear
 
 FREQUENT_CALLS = 64  # A size is frequent from this call of one thread on; a model of 32 layers has come by twice then.
+MOST_ROWS_AT_ONCE = 512  # More rows, as of prompts, seldom return: only frequent sizes are worth milliseconds.
 NOT_TUNED = ("fallback", "library")  # kinds of resolutions that no kernel of a record is of
 _MOST_CALLS = 8192  # Calls kept in a table; sequences of any length must not fill the memory.
 
@@ -95,5 +95,5 @@ class CallTable(threading.local):
     def __init__(self) -> None:
         self.table: dict[CallKey, ReadyCall] = {}
         self.compiled: dict[bytes, Any] = {}  # by what compiled code compares
-        # By a server's layers, the activations for which it was found that the server computes itself.
-        self.declined: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+        # Addresses of a server's layers and the activations for which it was found that the server computes itself.
+        self.declined: dict[Any, None] = {}

@@ -23,6 +23,7 @@ from torch import Tensor
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
+from tritongemm.core.scaling import Scaling
 from tritongemm.core.served_call import CallSignature, LoadedKernel, Resolution
 from tritongemm.core.support import Support
 from tritongemm.operations import served_problems
@@ -30,7 +31,7 @@ from tritongemm.operations.checks import check_encodings, is_wrapped
 from tritongemm.operations.contract import ProductOperation, Reading, ReadyCall
 from tritongemm.operations.dense import DENSE, DenseOperands, are_transposed
 from tritongemm.operations.torch_products import DTYPE_NAMES, float32_precision, is_plain, linear
-from tritongemm.serving.calls import CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
+from tritongemm.serving.calls import NOT_TUNED, CallKey, CallsByLayout, CallTable, ResolveAfterCalls, keep, plain_linear
 from tritongemm.serving.choice_log import ChoiceLog
 from tritongemm.serving.launching import OperandCall, prepare_layer
 from tritongemm.serving.loaded_tables import (
@@ -100,7 +101,7 @@ class Dispatcher:
         layer_weights: those of them that have a record of a linear layer's own memory layout.
         weights_by_layout: those of them that have a record for x or w a transposed view, in which calls may differ.
         transposed_weights: the same as (K, N), the shape of the right operand of a product.
-        scaled_weights: (N, K) of the weights with scales that have a record.
+        scaled_weights: (N, K) of the weights with scales that have a record, and the factors of A of these records.
         gated_weights: (N, K) of the weights of gate and up that have a record with their activation.
         packed_weights: N, K and B of the weights that alone have scales, of groups with their number in front, with the
             number of their records.
@@ -114,7 +115,7 @@ class Dispatcher:
         self.layer_weights: frozenset[tuple[int, int]] = frozenset()
         self.weights_by_layout: frozenset[tuple[int, int]] = frozenset()
         self.transposed_weights: frozenset[tuple[int, int]] = frozenset()
-        self.scaled_weights: frozenset[tuple[int, int]] = frozenset()
+        self.scaled_weights: dict[tuple[int, int], frozenset[Scaling | None]] = {}
         self.gated_weights: frozenset[tuple[int, int]] = frozenset()
         self.packed_weights: Counter[tuple[Any, ...]] = Counter()
         self.expert_weights: frozenset[served_problems.ExpertWeights] = frozenset()
@@ -151,7 +152,7 @@ class Dispatcher:
 
     def want_invariant_rows(self, owner: object, wanted: bool = True) -> None:
         """Have rows be invariant while any owner wants it; all calls are resolved anew."""
-        if wanted != any(one is owner for one in self._invariant_for):
+        if (wanted or self._invariant_for) and wanted != any(one is owner for one in self._invariant_for):
             self._invariant_for = [one for one in self._invariant_for if one is not owner] + [owner] * wanted
             self.calls = CallTable()
 
@@ -192,7 +193,9 @@ class Dispatcher:
         self.weights = self.layer_weights | self.weights_by_layout
         self.transposed_weights = frozenset((k, n) for n, k in self.weights)
         self.gated_weights |= {(p.n, p.k) for p in problems if p.fold > 1 and not p.groups}
-        self.scaled_weights |= {(p.n, p.k) for p in problems if served_problems.is_scaled(p)}
+        for p in filter(served_problems.is_scaled, problems):
+            held = self.scaled_weights.get((p.n, p.k), frozenset())
+            self.scaled_weights = {**self.scaled_weights, (p.n, p.k): held | {p.a.scaling}}
         self.packed_weights += Counter(filter(None, map(served_problems.packed_weight, problems)))
         stated = {p: served_problems.is_scaled(p) for p in (row.record.problem for row in rows if row.record.order)}
         self.invariant_weights |= {(p.n, p.k, scaled) for p, scaled in stated.items() if scaled or products.get(p)}
@@ -229,7 +232,8 @@ class Dispatcher:
         x, w, _, out_dtype = operands
         answers = self.ask(DENSE, operands, key[_PRECISION], frequent)
         ready: ReadyCall = plain_linear if is_plain(x, w, out_dtype) else linear
-        if not frequent and ready is plain_linear and answers.resolution.kind == "fallback" and x.is_cuda:
+        is_pytorchs = answers.resolution.kind in NOT_TUNED and answers.resolution.kernel is None
+        if not frequent and ready is plain_linear and is_pytorchs and x.is_cuda:
             ready = ResolveAfterCalls(partial(self.resolve_layer, key, frequent=True))
         if (reading := answers.reading) is not None:
             ready = answers.prepared(partial(prepare_layer, operands, reading, linear), ready)

@@ -3,7 +3,7 @@
 Loaded rows decide whether activations are quantised on the way, and in which layout their factors are stored.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from tritongemm.core.errors import InputError
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.scaling import PADDED_ROWS, SCALED_BLOCK
+from tritongemm.core.scaling import GRANULARITIES, PADDED_ROWS, SCALED_BLOCK, Scaling
 from tritongemm.core.served_call import INVARIANT, Resolution
 from tritongemm.core.support import Support
 from tritongemm.operations.checks import check_tensors, check_values
@@ -31,7 +31,9 @@ from tritongemm.serving.products import multiply_quantized, scaled_mm
 from tritongemm.serving.quantize import quantize
 from tritongemm.serving.traced_operations import define
 
-LAYOUTS = ("groups", "rows", "tma")  # of factors along K; PyTorch's own products want the first
+# Layouts of factors along K, and the names of such granularities; PyTorch's own products want the first.
+_GRANULARITY: Final = {"groups": "block", "rows": "block_rows", "tma": "block_tma"}
+LAYOUTS: Final = tuple(_GRANULARITY)
 AS_IT_IS = "as it is"  # activations that are quantised already
 COPIED = "copied"  # such activations, whose factors are copied to where the rows want them
 _NEAR = "near"
@@ -60,7 +62,8 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     """
     x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     dispatcher = default_dispatcher()
-    if weight.shape not in dispatcher.scaled_weights or not x.is_cuda:
+    held = dispatcher.scaled_weights.get(weight.shape)
+    if held is None or not x.is_cuda:
         return None
     scales = None if x_scale is None else (x_scale.shape, x_scale.stride())
     key = (
@@ -73,7 +76,7 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
         return known
     chosen: str | None = None
     nearest, lasting = chosen, True
-    for layout, given in _forms(operands):
+    for layout, given in _forms(operands, held):
         try:
             resolution = dispatcher.ask(SCALED, SCALED.check(given)).resolution
         except InputError:  # A server's operands may be of another kind altogether.
@@ -101,8 +104,8 @@ def _has_rows(resolution: Resolution, index: int) -> bool:
     return bool(device.records.near_rows(record.problem, device.device.arch, device.device.compute_units))
 
 
-def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
-    """Yield what could be multiplied, by the layout of the activations' factors."""
+def _forms(operands: BlockOperands, held: Container[Scaling | None]) -> Iterator[tuple[str, ScaledOperands]]:
+    """Yield what could be multiplied, by the layout of the activations' factors, of which rows hold some."""
     x, weight, weight_scale, x_scale, bias, out_dtype, _ = operands
     if x_scale is not None:
         one = ScaledOperands(x, weight, x_scale, weight_scale, bias, out_dtype)
@@ -112,7 +115,7 @@ def _forms(operands: BlockOperands) -> Iterator[tuple[str, ScaledOperands]]:
             yield COPIED, one._replace(scale_a=_make_other(x_scale))
         return
     q = torch.empty_like(x, dtype=weight.dtype)
-    for layout in LAYOUTS:
+    for layout in (one for one in LAYOUTS if GRANULARITIES[_GRANULARITY[one]][0] in held):
         factors = empty_factors(x, "block", layout)
         yield layout, ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype)
 

@@ -39,7 +39,6 @@ from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.system import files, locks, settings
 from tritongemm.system.printable import printable
 
-MOST_ROWS_AT_ONCE = 512  # More rows, as of prompts, seldom return: they are tried where a size is called frequently.
 _MOST_SIZES = 8192  # Sizes kept for one device; sequences of any length must not fill the memory.
 _LEAST_WORKSPACE_BYTES = 1 << 20
 
@@ -203,8 +202,10 @@ class OnlineTuner:
             return known
         if torch.cuda.is_current_stream_capturing():
             return Support("a graph is being captured; no algorithms are tried meanwhile")
-        if problem.m > MOST_ROWS_AT_ONCE and not call.frequent:
-            return Support(f"more than {MOST_ROWS_AT_ONCE} rows are tried at call {calls.FREQUENT_CALLS} of a size")
+        if problem.m > calls.MOST_ROWS_AT_ONCE and not call.frequent:
+            return Support(
+                f"more than {calls.MOST_ROWS_AT_ONCE} rows are tried at call {calls.FREQUENT_CALLS} of a size"
+            )
         if not self._lock.acquire(blocking=False):
             return Support("another thread is trying algorithms")
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from tritongemm.core.group_rows import Groups
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
-from tritongemm.core.support import Support
+from tritongemm.core.support import LateRefusal, Support
 from tritongemm.operations.served_problems import describe_calls, other_layouts
 from tritongemm.serving.source_row import SourceRow, padded_ms, same_memory
 
@@ -84,7 +84,7 @@ class RecordTable:
     def find_row(self, problem: Problem, arch: str, compute_units: int) -> SourceRow | Support:
         """Return the row of a problem on a device: its own, a range's or a padded M's, or why there is none."""
         row = self._find_row(problem, arch, compute_units)
-        return row or Support(self._why_none(problem, arch, compute_units))
+        return row or LateRefusal(partial(self._why_none, problem, arch, compute_units))
 
     def _find_row(self, problem: Problem, arch: str, compute_units: int) -> SourceRow | None:
         devices = ((arch, compute_units), (arch, 0))

@@ -1,5 +1,6 @@
 """Layers of transformers, served: mixtures of experts by `fused_moe`, fine-grained fp8 layers by `linear_fp8`."""
 
+from collections.abc import Container
 from functools import cache
 from typing import Any, Final
 
@@ -140,7 +141,7 @@ def is_fp8_layer(module: nn.Module) -> bool:
     return kind.__module__ == _FP8 and kind.__qualname__ == "FP8Linear"
 
 
-def why_fp8_left(module: Any, weights: frozenset[tuple[int, int]]) -> str:
+def why_fp8_left(module: Any, weights: Container[tuple[int, int]]) -> str:
     """Return why an fp8 layer is not served; "" where it can be. Its factors are read once, waiting for the GPU."""
     if "forward" in vars(module):
         return "another library replaced its forward"

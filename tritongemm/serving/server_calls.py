@@ -111,15 +111,20 @@ UNCOUNTED: Final = product_or  # in whose place a capture puts a function that c
 
 def _find_layout(operands: BlockOperands, otherwise: Call) -> str | None:
     """Return the layout of activations' factors for a tuned kernel; None where the server computes a call."""
-    x, weight, invariant = operands.x, operands.weight, default_dispatcher().wants_invariant_rows
+    x, weight, dispatcher = operands.x, operands.weight, default_dispatcher()
+    rows, decided = x.numel() // max(x.shape[-1], 1), dispatcher.calls.table
+    key: Any = ("product", rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, x.get_device())
+    known: Any = decided.get(key) if operands.x_scale is None else None
+    if known is False:  # Whatever the row: prompts are of a new length each, and a row is not found in no time.
+        return None
+    invariant = known is None and dispatcher.wants_invariant_rows  # which is asked at the first call of a size
     layout = find_layout(operands, near=invariant)
     if layout is None:
         if invariant:  # as may be while a graph is captured
             size = f"{tuple(x.shape)} by {tuple(weight.shape)}"
             warnings.warn(f"{size}: no kernel of the rows' order serves, so the server computes it", stacklevel=2)
         return None
-    rows = x.numel() // x.shape[-1]
-    key = ("product", rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, layout, x.get_device())
+    key = key if operands.x_scale is None else (*key, layout)
     return layout if invariant or pays(key, lambda: (partial(compute, operands, layout), otherwise)) else None
 
 

@@ -325,6 +325,24 @@ def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: P
             assert factors is not of_a or result.shape == (M, N)
 
 
+def test_what_lost_its_race_is_looked_for_at_no_other_m(unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    """Prompts are of a new length each, and all M of as many bits share one race."""
+    hold(monkeypatch, unloaded, record(problem()))
+    monkeypatch.setattr(server_calls, "_race", lambda key, prepare: False)
+    asked, theirs = list[int](), torch.empty(1)
+
+    def find(given: BlockOperands, near: bool) -> str:
+        asked.append(len(given.x))
+        return "groups"
+
+    monkeypatch.setattr(server_calls, "find_layout", find)
+    with torch.no_grad():
+        for m in (M, M + 1, 2 * M - 1, 2 * M):
+            a, b, _, of_b = operands(m, quantised=False)
+            assert server_calls.product_or(BlockOperands(a, b, of_b), lambda: theirs) is theirs
+    assert asked == [M, 2 * M]
+
+
 def test_factors_that_a_row_wants_padded_are_copied(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     """At M that are no multiple of 4 DeepGEMM has them so, and CUTLASS has not; the server's memory is written.
 

@@ -88,6 +88,10 @@ def test_a_size_never_tuned_is_resolved_again_once_it_is_frequent(gpu: Gpu, monk
     dispatcher.load([record(problem(9, 32, 64), winner="torch")])
     attach_device(dispatcher, torch_kernel=torch_kernel)
     assert dispatcher.run(empty(9, 64), w, None, None) == "called directly"
+    dispatcher.load([record(problem(9, 32, 64), winner="torch", m_from=5)])
+    attach_device(dispatcher, torch_kernel=torch_kernel)
+    direct = [dispatcher.run(empty(7, 64), w, None, None) == "called directly" for _ in range(4)]
+    assert direct == [False, False, True, True]
 
 
 @pytest.fixture

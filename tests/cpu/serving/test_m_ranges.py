@@ -7,10 +7,23 @@ from hypothesis import strategies as st
 
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
-from tests.support.nouns import Config, Defaults, InputError, Launch, Record, Support, each, load_target, results_format
+from tests.support.nouns import (
+    Config,
+    Defaults,
+    InputError,
+    Launch,
+    Patch,
+    Record,
+    Support,
+    each,
+    load_target,
+    results_format,
+)
+from tests.support.shipped import ALGORITHM
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.served_call import LoadedKernel
+from tritongemm.serving import device_kernels
 from tritongemm.serving.dispatcher import CallAnswers
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
@@ -82,6 +95,25 @@ def test_explain_names_the_range_and_the_row(gpu: Gpu) -> None:
     assert "whose range of M is 17 to 64" in explained(40) and explained(65).startswith("fallback: ")
     kernels.binders[TABLE[1].problem, 2] = lambda m: Support("another binary")
     assert explained(7).startswith("fallback: ") and "M 7: another binary" in explained(7)
+
+
+def test_what_takes_long_to_load_serves_few_m_that_are_not_frequent(gpu: Gpu, monkeypatch: Patch) -> None:
+    """An algorithm of a library, and PyTorch's own kernel: prompts are of any length, and each M costs milliseconds."""
+    dispatcher, empty = gpu
+    monkeypatch.setattr(device_kernels, "_MOST_ELSEWHERE", 2)
+    row = record(problem(1024, 32, 64), ALGORITHM, winner="blaslt", m_from=2)
+    dispatcher.load([row, record(problem(2048, 32, 64), winner="torch", m_from=1025)])
+    kernels = attach_device(dispatcher, torch_kernel=StandInKernel())
+    kernels.loaded_ranges[row.problem], kernels.binders[row.problem, 2] = StandInKernel(), lambda m: StandInKernel()
+
+    def answer(m: int, frequent: bool) -> tuple[str, bool]:
+        resolution = dispatcher.explain(empty(m, 64), empty(32, 64), frequent=frequent).resolution
+        return resolution.kind, resolution.kernel is not None
+
+    found = {m: answer(m, False) for m in (1024, 600, 7, 8, 9, 7, 1500, 2048)}
+    kinds = {1024: "exact", 600: "fallback", 7: "range", 8: "range", 9: "fallback", 1500: "library", 2048: "library"}
+    assert found == {m: (kind, m not in (600, 9, 1500)) for m, kind in kinds.items()}
+    assert [answer(m, True) for m in (600, 9, 1500)] == [("range", True), ("range", True), ("library", True)]
 
 
 # Kernels that other tests compile too.

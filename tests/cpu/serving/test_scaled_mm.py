@@ -84,7 +84,7 @@ def test_a_record_serves_the_call_that_its_scales_say(gpu: Gpu) -> None:
     rows, blocks = problem("a8w8", 16, 256, 512, "n"), problem("a8w8_blockscale", 16, 256, 512)
     dense = replace(rows, family="dense", bias="m").scaled((None, None))
     assert dispatcher.load([record(rows), record(blocks), record(dense)]) == 2
-    assert dispatcher.scaled_weights == {(256, 512)} and dispatcher.weights == frozenset()
+    assert set(dispatcher.scaled_weights) == {(256, 512)} and dispatcher.weights == frozenset()
     kernels = attach_device(dispatcher, {rows: StandInKernel(), blocks: StandInKernel()})
     a, w, bias = empty(16, 512, dtype=FP8), empty(256, 512, dtype=FP8), empty(256, dtype=torch.bfloat16)
     of_rows, of_blocks = (empty(16, 1), empty(256)), (empty(4, 16).t(), empty(2, 4))

@@ -14,7 +14,7 @@ from torch import Tensor
 from tritongemm.core.errors import TritonGemmError
 from tritongemm.core.integers import cdiv
 from tritongemm.core.scaling import SCALED_BLOCK
-from tritongemm.serving import server_calls
+from tritongemm.serving import dispatcher, server_calls
 from tritongemm.serving.calls import keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.tuned_calls import TunedCalls
@@ -148,47 +148,55 @@ def make_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | 
 
 
 def make_layer_hook(
-    server: str, served: str, read: Callable[..., Callable[[], Any] | None], holds: str = ""
+    server: str,
+    served: str,
+    read: Callable[..., Callable[[], Any] | None],
+    holds: str = "",
+    serve: Callable[..., Any] = lambda *given, **named: None,
 ) -> Callable[..., Any]:
     """Return ``hook(function, method, layer, x, …)``, which asks `read` once about what the server computes itself.
 
     A call of the same layer and shape is then not looked at again until rows are added: an eager prefill has hundreds,
-    and a look costs several microseconds. While gradients are wanted, graphs are captured or calls are counted, every
-    call is looked at.
+    and each function of Python that it calls costs the host a microsecond or two. While gradients are wanted, graphs
+    are captured or calls are counted, every call is looked at.
 
     Args:
         server: its name.
         served: the kind of layer.
         read: as of `make_hook`; its third and fourth arguments are the layer and x.
         holds: the attribute of x and of the result that is a tensor; "" where they are tensors themselves.
+        serve: returns a call's result by a kernel that it knows; False if it knows that there is none; or None.
     """
     hook = make_hook(server, served, read)
     of_layer, of_x = [*signature(read).parameters][2:4]
 
-    def find(held: Any) -> Any:
-        return attribute(held, holds) if holds else held
-
     @wraps(read)
     def ask_once(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        counts = server_calls.product_or is not server_calls.UNCOUNTED
         layer = given[1] if len(given) > 1 else named.get(of_layer)
-        if torch.compiler.is_compiling() or not isinstance(layer, torch.nn.Module):
+        if torch.compiler.is_compiling() or counts or not isinstance(layer, torch.nn.Module):
             return hook(original, *given, **named)
-        x = find(given[2] if len(given) > 2 else named.get(of_x))
-        if not isinstance(x, Tensor):
+        x = given[2] if len(given) > 2 else named.get(of_x)
+        held = attribute(x, holds) if holds else x
+        if not isinstance(held, Tensor):
             return hook(original, *given, **named)
-        declined = default_dispatcher().calls.declined.get(layer, ())
-        key = x.shape, x.dtype, x.is_contiguous()
-        if key in declined and server_calls.product_or is server_calls.UNCOUNTED:
+        # A layer in the place of one that is gone is computed as that was, which costs its kernel at most.
+        key = id(layer), held.shape, held.dtype, held.is_contiguous()
+        if key in dispatcher.default.calls.declined:
             return original(*given, **named)
+        result = serve(*given, **named)
+        if result is not None and result is not False:
+            return result
         computed: list[Any] = []
 
         def compute(*changed: Any, **rest: Any) -> Any:
             computed[:] = [original(*changed, **rest)]
             return computed[0]
 
-        result = hook(compute, *given, **named)
-        if computed and find(result) is find(computed[0]) and not _may_change(x):
-            keep(default_dispatcher().calls.declined.setdefault(layer, {}), key, None)
+        result = compute(*given, **named) if result is False else hook(compute, *given, **named)
+        of_both = [attribute(one, holds) if holds else one for one in (result, *computed)]
+        if len({*map(id, of_both)}) < len(of_both) and not _may_change(held):
+            keep(dispatcher.default.calls.declined, key, None)
         return result
 
     return ask_once
@@ -198,11 +206,7 @@ def _may_change(x: Tensor) -> bool:
     """Return whether a call of the same layer and shape may be decided otherwise a moment later."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled() or torch._C._len_torch_dispatch_stack():
         return True
-    return (
-        server_calls.product_or is not server_calls.UNCOUNTED
-        or not x.is_cuda
-        or torch.cuda.is_current_stream_capturing()
-    )
+    return not x.is_cuda or torch.cuda.is_current_stream_capturing()
 
 
 def replace(server: str, served: str, places: Mapping[Any, str], read: Callable[..., Callable[[], Any] | None]) -> None:

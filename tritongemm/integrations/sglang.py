@@ -70,6 +70,8 @@ def make_hook() -> Hook:
     A layer that no row holds for is given to the method itself; while SGLang computes in a way that must not depend on
     the batch, so is each layer without a row that states its order.
     """
+    from sglang.srt import batch_invariant_ops
+
     calls = TunedCalls(default_dispatcher(), _apply_method)
     operation = define_linear("sglang_linear", calls)
 
@@ -77,7 +79,13 @@ def make_hook() -> Hook:
         weight = plain(layer.weight)
         return process.find_linear(calls, operation, x, weight, bias) if _serves_now(weight) else None
 
-    return process.make_layer_hook("SGLang", "plain linear layer", read)
+    def serve(method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
+        weight = layer._parameters.get("weight")
+        if weight is None or batch_invariant_ops.is_batch_invariant_mode_enabled():
+            return None
+        return calls.launch(x, weight, bias)
+
+    return process.make_layer_hook("SGLang", "plain linear layer", read, serve=serve)
 
 
 def make_hook_of_addend() -> Hook:

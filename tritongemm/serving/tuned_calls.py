@@ -33,11 +33,16 @@ class TunedCalls:
 
     def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:
         self._dispatcher, self._otherwise = dispatcher, otherwise
+        self._find_compiled = self._compiled  # One object, whose address is part of a key of compiled code.
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         """X @ w.T (+ bias) by a tuned kernel, or by the function itself."""
         call = self.find(x, w, bias)
         return self._otherwise(x, w, bias) if call is None else call(x, w, bias, None)
+
+    def launch(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+        """Return the result, by compiled code; False where no row holds for a call, None where `find` has to look."""
+        return native_calls.serve(self._find_compiled, self._dispatcher.calls.compiled, x, w, bias, None)
 
     def find(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> ReadyCall | None:
         """Return the tuned kernel of a call; None where there is no row for it, or where PyTorch has to see the call.
@@ -48,17 +53,31 @@ class TunedCalls:
             return None
         if wants_gradient(x, w, bias) or _autocast() or is_watched():
             return None
+        if not x.layout == w.layout == torch.strided:
+            return None
+        key = self._key(x, w, bias)
+        call = self._dispatcher.calls.table.get(key, _UNKNOWN)
+        return self._resolve(key, DenseOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
+
+    def _key(self, x: Tensor, w: Tensor, bias: Tensor | None) -> CallKey:
         precision = float32_precision() if x.dtype is torch.float32 else None
-        key: tuple[Any, ...] = (self, x.shape, w.shape, x.dtype, w.dtype, x.get_device(), precision)
+        key: CallKey = (self, x.shape, w.shape, x.dtype, w.dtype, x.get_device(), precision)
         if bias is not None:
             key = (*key, bias.shape, bias.dtype)
         by_layout = self._dispatcher.weights_by_layout
-        if by_layout and w.shape in by_layout:
-            if not x.layout == w.layout == torch.strided:
-                return None
-            key = (*key, x.stride(), w.stride())
-        call = self._dispatcher.calls.table.get(key, _UNKNOWN)
-        return self._resolve(key, DenseOperands(x, w, bias)) if call is _UNKNOWN else call  # type: ignore[return-value]
+        return (*key, x.stride(), w.stride()) if by_layout and w.shape in by_layout else key
+
+    def _compiled(self, x: Tensor, w: Tensor, bias: Tensor | None, *more: Any) -> Any:
+        """Return what compiled code calls for such operands, or None while that may change."""
+        return self._form(self.find(x, w, bias), x, w, bias, w, *more)
+
+    def _form(
+        self, call: ReadyCall | None, x: Tensor, w: Tensor, bias: Tensor | None, weight: Tensor, *more: Any
+    ) -> Any:
+        if call is None:
+            return _decline if self._key(x, w, bias) in self._dispatcher.calls.table else None
+        found = native_calls.compiled_form(call, x, weight, bias, *more)
+        return None if found is call else found
 
     def _resolve(self, key: tuple[Any, ...], operands: DenseOperands) -> ReadyCall | None:
         """Ask the sources of kernels, and keep the answer where an equal call will have the same."""
@@ -74,7 +93,7 @@ class TunedCalls:
                 call = prepare_layer(operands, answers.reading, self._compute_otherwise, kernel, answers.device.device)
             except (TritonGemmError, LookupError) as error:
                 warnings.warn(f"the tuned kernel of {resolution.text} can't be launched: {error}", stacklevel=2)
-        if resolution.lasting and x.layout == w.layout == torch.strided:
+        if resolution.lasting:
             keep(table, key, call)
         return call
 
@@ -84,10 +103,6 @@ class TunedCalls:
 
 class WrittenCalls(TunedCalls):
     """The calls of one linear function whose caller gives it the memory of the result, as Inductor's code does."""
-
-    def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:
-        super().__init__(dispatcher, otherwise)
-        self._find_compiled = self._compiled  # One object, whose address is part of a key of compiled code.
 
     def write(self, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> bool:
         """Return whether a tuned kernel holds for x [M, K] @ w [K, N] (+ bias), and then has written it to `out`.
@@ -122,13 +137,8 @@ class WrittenCalls(TunedCalls):
     def _key(self, x: Tensor, w: Tensor, bias: Tensor | None) -> CallKey:
         return (self, x.shape, w.shape, x.dtype, None if bias is None else bias.dtype)
 
-    def _compiled(self, x: Tensor, w: Tensor, bias: Tensor | None, _: None, out: Tensor) -> Any:
-        """Return what compiled code calls for such operands, or None while that may change."""
-        call = self._find(x, w, bias, out)
-        if call is None:
-            return _decline if self._key(x, w, bias) in self._dispatcher.calls.table else None
-        found = native_calls.compiled_form(call, x, w.t(), bias, None, out)
-        return None if found is call else found
+    def _compiled(self, x: Tensor, w: Tensor, bias: Tensor | None, *more: Any) -> Any:
+        return self._form(self._find(x, w, bias, more[-1]), x, w, bias, w.t(), *more)
 
 
 def _decline(*operands: Any) -> bool:

@@ -124,6 +124,26 @@ def test_what_the_server_computes_is_asked_once(unloaded: Dispatcher, monkeypatc
     assert asked[4:] == [1, 1, 1, 2, 2]
 
 
+def test_a_call_whose_kernel_is_known_is_not_looked_at(unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    """Nor is one of which it is known that it has none."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    asked: list[int] = []
+
+    def read(own: Any, method: Any, layer: Any, x: torch.Tensor) -> Any:
+        pytest.fail("looked at")
+
+    def serve(method: Any, layer: Any, x: torch.Tensor) -> Any:
+        asked.append(len(x))
+        return -x if len(x) == 1 else False
+
+    hook, layer = process.make_layer_hook("server", "layer", read, serve=serve), torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        for rows in (1, 2, 1, 2):
+            result = hook(lambda method, layer, x: x, None, layer, x=torch.ones(rows, 2))
+            assert (result == (-1.0 if rows == 1 else 1.0)).all()
+    assert asked == [1, 2, 1]
+
+
 def test_a_mixture_that_the_server_computes_is_asked_once(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     """Its activations and result are held by objects, and its arguments may have their names."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -14,6 +14,7 @@ from tests.support.nouns import Family, Groups, InputError, Patch, Problem, Supp
 from tests.support.plugins import dropped
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import PLAIN
+from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.operations.batched import BATCHED, BatchOperands
 from tritongemm.operations.checks import check_encodings
 from tritongemm.operations.contract import ProductOperation
@@ -124,6 +125,9 @@ def test_what_is_captured_is_served(operation: ProductOperation, kind: Kind) -> 
     assert counts[True] and (counts[False] or operation is GROUPED or kind.name == "fp4e2m1"), counts
 
 
+EVERY_WAY = frozenset(of_a for of_a, _ in GRANULARITIES.values())
+
+
 @every_kind
 def test_a_quantised_layer_is_captured_as_its_product(kind: Kind) -> None:
     for m, n, k in SIZES:
@@ -133,7 +137,7 @@ def test_a_quantised_layer_is_captured_as_its_product(kind: Kind) -> None:
                 checked = QUANTISED_LAYER.check(LayerOperands(x, w, scale))
                 operands = _block_operands(checked)
                 given = (
-                    [one for _, one in _forms(operands)]
+                    [one for _, one in _forms(operands, EVERY_WAY)]
                     if checked.granularity == "block"
                     else [_scaled_operands(checked)]
                 )

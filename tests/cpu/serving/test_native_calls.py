@@ -30,7 +30,7 @@ from tritongemm.serving import added_operations, products
 from tritongemm.serving.calls import CallsByLayout
 from tritongemm.serving.dispatcher import Dispatcher, layer_key
 from tritongemm.serving.launching import FastCall, OperandCall, prepare_layer
-from tritongemm.serving.tuned_calls import WrittenCalls
+from tritongemm.serving.tuned_calls import TunedCalls, WrittenCalls
 
 M, N, K = 4, 8, 16
 BLOCK = 24 + 8  # three addresses and one that nothing writes
@@ -292,6 +292,27 @@ def test_code_of_inductor_gives_the_memory_of_the_result(served: tuple[Dispatche
         asked.append(dispatcher.calls.table.asked)
         assert not calls.write(random(K, M).t(), w, None, out) and not calls.write(x, w, None, random(N, M).t())
     assert len(gpu.launched) == 3 and max(asked) <= (2 if path == "compiled" else 3)
+
+
+def test_a_servers_layer_is_served_or_declined(
+    served: tuple[Dispatcher, HostGpu], path: str, monkeypatch: Patch
+) -> None:
+    """What a kernel does not serve is False, and None where Python has to look."""
+    dispatcher, gpu = served
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    calls, device = TunedCalls(dispatcher, functional.linear), linear_layers.stand_in_device()
+    dispatcher.weights = frozenset({(N, K)})
+    x, w = random(M, K), random(N, K)
+    both: tuple[Any, ...] = FastCall(gpu, device, (M, N), torch.bfloat16), None
+    for ready in both:
+        dispatcher.calls = type(dispatcher.calls)()
+        dispatcher.calls.table[calls._key(x, w, None)] = ready
+        for _ in range(2):
+            result = calls.launch(x, w, None)
+            if path == "python" or ready is None:
+                assert result is (None if path == "python" else False)
+            else:
+                torch.testing.assert_close(result, x @ w.t())
 
 
 def test_a_process_without_it_says_why(monkeypatch: Patch) -> None:

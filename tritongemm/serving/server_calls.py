@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.scaling import PADDED_ROWS
 from tritongemm.core.served_call import Resolution
 from tritongemm.hip_ext.launching import native_calls
 from tritongemm.operations.contract import ProductOperation, ReadyCall
@@ -113,7 +114,8 @@ def _find_layout(operands: BlockOperands, otherwise: Call) -> str | None:
     """Return the layout of activations' factors for a tuned kernel; None where the server computes a call."""
     x, weight, dispatcher = operands.x, operands.weight, default_dispatcher()
     rows, decided = x.numel() // max(x.shape[-1], 1), dispatcher.calls.table
-    key: Any = ("product", rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, x.get_device())
+    kind = rows.bit_length(), x.dtype, weight.shape, operands.weight_scale.shape, x.get_device()
+    key: Any = ("product", *kind, rows % PADDED_ROWS > 0)  # DeepGEMM's callers pad such rows, which takes long
     known: Any = decided.get(key) if operands.x_scale is None else None
     if known is False:  # Whatever the row: prompts are of a new length each, and a row is not found in no time.
         return None

@@ -326,7 +326,7 @@ def test_a_served_product_is_looked_up_once(unloaded: Dispatcher, monkeypatch: P
 
 
 def test_what_lost_its_race_is_looked_for_at_no_other_m(unloaded: Dispatcher, monkeypatch: Patch) -> None:
-    """Prompts are of a new length each, and all M of as many bits share one race."""
+    """Prompts are of a new length each. All M of as many bits share a race, but for multiples of four and others."""
     hold(monkeypatch, unloaded, record(problem()))
     monkeypatch.setattr(server_calls, "_race", lambda key, prepare: False)
     asked, theirs = list[int](), torch.empty(1)
@@ -337,10 +337,10 @@ def test_what_lost_its_race_is_looked_for_at_no_other_m(unloaded: Dispatcher, mo
 
     monkeypatch.setattr(server_calls, "find_layout", find)
     with torch.no_grad():
-        for m in (M, M + 1, 2 * M - 1, 2 * M):
+        for m in (M, M + 4, M + 1, 2 * M - 1, 2 * M):
             a, b, _, of_b = operands(m, quantised=False)
             assert server_calls.product_or(BlockOperands(a, b, of_b), lambda: theirs) is theirs
-    assert asked == [M, 2 * M]
+    assert asked == [M, M + 1, 2 * M]
 
 
 def test_factors_that_a_row_wants_padded_are_copied(unloaded: Dispatcher, monkeypatch: Patch) -> None:

@@ -99,7 +99,8 @@ def is_for_another_target(row: FormatRow) -> bool:
 def read_spans(rows: Sequence[FormatRow], source: SizeSource, say: Callable[[str], None]) -> list[MSpan]:
     """Return the spans of M of tables, none where only sizes are requested, and report what is left out."""
     if not source.is_workload:
-        return [] if source.m_range is None else group_spans(rows, source.m_range)
+        tokens = min(source.model.tokens) if source.model else 0
+        return [] if source.m_range is None else group_spans(rows, source.m_range, tokens)
     kept, small = drop_small(rows)
     for product, share in small.items():
         reason = f"{share:.2%} of the workload's time, estimated from bytes and operations"

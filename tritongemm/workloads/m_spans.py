@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tritongemm.core.format_row import FormatRow
 from tritongemm.core.problem import Problem
+from tritongemm.core.values import MOST
 
 LEAST_SHARE = 0.002  # a product with a smaller share of a workload's time has no table
 _OPERATIONS_A_BYTE = 200  # what a GPU computes while it reads a byte, in 16-bit floats, roughly
@@ -73,10 +74,13 @@ def drop_small(rows: Sequence[FormatRow]) -> tuple[list[FormatRow], dict[Problem
     return [row for row in rows if row.problem.at(1) not in small], small
 
 
-def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = None) -> list[MSpan]:
+def group_spans(
+    rows: Iterable[FormatRow], m_range: tuple[int, int] | None = None, least_tokens: int = 0
+) -> list[MSpan]:
     """Return the spans of M of a workload's products, in the order of their first rows.
 
-    `m_range` is the least and largest M of every span; None for 1 to the largest M of the product's rows.
+    `m_range` is the least and largest M of every span; None for 1 to the largest M of the product's rows. It is in
+    tokens where the least of a model's rows has `least_tokens` of them: groups have a row for each expert of a token.
     """
     work: dict[Problem, dict[int, float]] = {}
     captured: dict[Problem, dict[int, Problem]] = {}
@@ -89,6 +93,9 @@ def group_spans(rows: Iterable[FormatRow], m_range: tuple[int, int] | None = Non
     spans = []
     for problem, counts in work.items():
         low, high = m_range or (1, max(counts))
+        if least_tokens and problem.groups:
+            of_a_token = min(counts) // least_tokens
+            low, high = low * of_a_token, min(high * of_a_token, MOST)
         inside = [m for m in counts if low <= m <= high]
         wanted = sorted(inside, key=lambda m: (-counts[m] * problem.at(m).bytes, m))
         known = captured.get(problem, {})

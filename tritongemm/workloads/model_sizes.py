@@ -160,6 +160,7 @@ def read_quantisation(config: ModelConfig) -> Quantisation:
         config.require(NAMES, key, names)
         ignored += names
     found = {**of_modelopt, **found}
+    ignored += _skipped(config, found) if method == "gptq" else []
     (family, scales), dtype = _find_fp4(method, found) or _find_family(method, found)
     return Quantisation(method, family, scales, dtype, tuple(_compile(config, pattern) for pattern in ignored))
 
@@ -183,7 +184,8 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
     none = ("", ""), ""
     if method in ("gptq", "awq"):
         symmetric = found.get("sym", True) if method == "gptq" else not found.get("zero_point", True)
-        return _of_int4(found.get("bits"), not found.get("desc_act"), found.get("group_size"), symmetric)
+        usual = not found.get("desc_act") and not _differs_between_modules(found)
+        return _of_int4(found.get("bits"), usual, found.get("group_size"), symmetric)
     if method == "fp8":
         if found.get("weight_block_size") == _BLOCKS:
             return _IN_BLOCKS, "fp8"
@@ -218,6 +220,19 @@ def _find_family(method: str, found: Mapping[str, Any]) -> tuple[tuple[str, str]
     if not dtype or not symmetric or (family == _IN_BLOCKS and not (in_blocks and dtype == "fp8")):
         return none
     return family, dtype
+
+
+def _skipped(config: ModelConfig, found: Mapping[str, Any]) -> list[str]:
+    """Return the patterns of modules that GPTQModel's ``dynamic`` leaves unquantised, those that begin with ``-:``."""
+    rules = config.require(MAP, "dynamic", found.get("dynamic") or {})
+    return [f"re:{pattern[2:]}" for pattern in map(str, rules) if pattern.startswith("-:")]
+
+
+def _differs_between_modules(found: Mapping[str, Any]) -> bool:
+    """Return whether GPTQ's values are not those of all linear layers of the decoder, and of these alone."""
+    rules = [rule for name, rule in (found.get("dynamic") or {}).items() if not name.startswith("-:")]
+    other = [rule for rule in rules if not isinstance(rule, Mapping) or not rule.items() <= found.items()]
+    return bool(other or found.get("lm_head") or found.get("modules_in_block_to_quantize"))
 
 
 def _of_int4(bits: object, usual: bool, group: object, symmetric: object) -> tuple[tuple[str, str], str]:

@@ -1,7 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.cpu.workloads.test_model_sizes import MIXTRAL
 from tests.support.nouns import Capsys, Patch, cases
 from tritongemm.cli import tune
 
@@ -51,9 +53,15 @@ def test_a_workload_is_tuned_without_such_rows(capsys: Capsys) -> None:
     assert said[2].startswith(f"refused: sizes.yaml: {REASON}") and len(said) == 3
 
 
-def test_groups_with_room_of_their_own_have_no_tables(capsys: Capsys) -> None:
-    words = "-n 64 -k 64 --groups 4 --group_form masked --room 8 --m_range 1-8 --target gfx942 --print_sizes"
-    assert tune.main(words.split()) == 2 and "tune each as a size" in capsys.readouterr().err
+def test_groups_with_room_have_no_tables_and_those_of_a_models_experts_are_over_tokens(capsys: Capsys) -> None:
+    words = "--m_range 1-8 --target gfx942 --print_sizes"
+    argv = f"-n 64 -k 64 --groups 4 --group_form masked --room 8 {words}"
+    assert tune.main(argv.split()) == 2 and "tune each as a size" in capsys.readouterr().err
+    Path("config.json").write_text(json.dumps(MIXTRAL | {"num_experts_per_tok": 2}))
+    assert tune.main(f"--model_dir . {words}".split()) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    found = {word: [m for key, m in rows if word in key] for word in ("groups8", "x6144x")}
+    assert found == {"groups8": ["2", "16"] * 2, "x6144x": ["1", "8"]}
 
 
 def test_a_workloads_sizes_are_those_of_its_tables(capsys: Capsys) -> None:

@@ -99,6 +99,8 @@ FP8, BY_TENSOR = "fp8e4m3fn-fp8e4m3fn-bf16_TN_a8w8", "fp8e4m3fn-fp8e4m3fn-bf16_T
     (GPTQ, f"{INT4}_weight_64"),
     (GPTQ | {"desc_act": True}, "bf16_TN"),
     (GPTQ | {"bits": 8}, "bf16_TN"),
+    (GPTQ | {"dynamic": {"+:.*mlp.*": {"bits": 8}}}, "bf16_TN"),
+    (GPTQ | {"lm_head": True}, "bf16_TN"),
     (AWQ, f"{INT4}_weight_128"),
     (AWQ | {"zero_point": True}, f"{INT4}_weight_128_zeros"),
     (int4(symmetric=False, group_size=96), f"{INT4}_weight_32_zeros"),
@@ -124,10 +126,12 @@ def test_factors_of_int4_and_blocks_of_other_sizes(tmp_path: Path) -> None:
 
 @each("pattern", ["re:.*self_attn.*", "*.self_attn*", "re:model[.]layers[.]\\d+[.]self_attn", "self_attn"])
 def test_ignored_modules_are_named_in_several_ways(tmp_path: Path, pattern: str) -> None:
-    quantised = compressed("float", ("channel", "token")) | {"ignore": [pattern]}
-    rows = sizes_of(tmp_path, LLAMA | {"quantization_config": quantised}).rows
-    assert {"self_attn" in row.callers[0] for row in rows if row.problem.family == "dense"} == {True, False}
-    assert not any("self_attn" in row.callers[0] for row in rows if row.problem.family == "a8w8")
+    ways = [compressed("float", ("channel", "token")) | {"ignore": [pattern]}]
+    ways += [GPTQ | {"dynamic": {f"-:{pattern[3:]}": {}, "lm_head": {}}}] if pattern.startswith("re:") else []
+    for quantised in ways:
+        rows = sizes_of(tmp_path, LLAMA | {"quantization_config": quantised}).rows
+        assert {"self_attn" in row.callers[0] for row in rows if row.problem.family == "dense"} == {True, False}
+        assert not any("self_attn" in row.callers[0] for row in rows if row.problem.family != "dense")
 
 
 @each("pattern", ["re:(a+)+$", "re:" + "x" * 300, "*" * 50, "re:["])

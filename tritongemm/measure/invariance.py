@@ -62,9 +62,11 @@ class Invariance:
             product = record.problem.at(1)
             wanted = {str(order): order for order in self.orders[product]}
             if record.order not in wanted:
-                found = f"adds up in the order {record.order}" if record.order else "states no order"
-                others = " or ".join(wanted)
-                raise InputError(f"the result of {record.problem.key} {found}, not {others}: name another file with -o")
+                found = f"adds up in the order {record.order}" if record.order else "states no order of additions"
+                others = f"this run's add up in the order {' or '.join(wanted)}"
+                raise InputError(
+                    f"the file of -o has a result of {record.problem.key} that {found}, and {others}: name another file"
+                )
             if not (stated := check_order(record, target)):
                 raise InputError(f"the result of {record.problem.key}: {stated}; delete its row, or name another file")
             self.decide(product, wanted[record.order])

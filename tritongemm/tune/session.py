@@ -23,6 +23,7 @@ from tritongemm.plugins import registry
 from tritongemm.plugins.contracts import Backend, Evaluator, ExternalTimer, SearchedBackend, Timer
 from tritongemm.results.run_files import module_folder
 from tritongemm.results.store import Store
+from tritongemm.search_spaces.loader import load_target
 from tritongemm.system import settings
 from tritongemm.tune import servers
 from tritongemm.tune.cluster import Cluster
@@ -125,7 +126,7 @@ def open_store(
         output,
         machine.target.name,
         options.toolchain,
-        _identity(protocol) if machine.devices else {"timer": PREDICTED},
+        _identity(protocol) if machine.devices else _identity_of_predictions(machine),
         resume=request.outputs.resume,
         problems=problems,
         compute_units=machine.target.compute_units,
@@ -164,6 +165,12 @@ def _identity(protocol: MeasureProtocol) -> dict[str, Any]:
     """Return what must agree for trials to be continued; an option added later counts where it is used."""
     fields = asdict(protocol)
     return {k: v for k, v in fields.items() if k not in ("err_ratio", "compares_rows", "sustained") or v}
+
+
+def _identity_of_predictions(machine: Machine) -> dict[str, Any]:
+    """Return what must agree for predictions to be continued: whose figures they are, if not the usual ones."""
+    usual = load_target(machine.target.name).product
+    return {"timer": PREDICTED, **({"figures": machine.product} if machine.product != usual else {})}
 
 
 def pick_timer(profiler: str | None, machine: Machine) -> str:

@@ -237,3 +237,6 @@ def test_outputs_that_can_not_be(tuned: Tuned, tmp_path: Path, capsys: Capsys) -
             assert err.count("\n") == 2, "one line beside the target's"
     assert tune.main([*SIZE, "--target", "gfx950", "-o", str(tuned.results)]) == 2
     assert "is for gfx1100, this run for gfx950: choose another -o" in capsys.readouterr().err
+    argv = [*SIZE, "--generate_only", "--budget=1", "-o", str(tmp_path / "h100.yaml"), "--target"]
+    assert (tune.main([*argv, "h100"]), tune.main([*argv, "sm90"]), tune.main([*argv, "h200"])) == (0, 0, 2)
+    assert "h100.yaml.journal was measured otherwise (figures None → H200): use" in capsys.readouterr().err

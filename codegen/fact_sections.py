@@ -1,12 +1,36 @@
-"""The sections of a template's header: what the search must know of its kernels, and in which order they add up."""
+"""A template's header and its sections: what the search must know of its kernels, and in which order they add up."""
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tritongemm.core.config import Config
+from tritongemm.core.errors import InputError
 
 RUNS = "runs"  # an option that is searched only where a run asks for the order of splits
 PAIRWISE = "pairwise"  # an option that adds up those runs two by two, searched only where a run asks for that
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
+# Of `SearchFacts.rules`: the groups of the rules in tritongemm/search/pruning/rules/.
+RULE_GROUPS = frozenset(
+    (
+        "deep_pipeline",
+        "fragments",
+        "grouped",
+        "matrix",
+        "needs",
+        "pointers",
+        "stream_k",
+        "swapped",
+        "vector",
+        "warp_roles",
+    )
+)
+KINDS = ("one", "batched", "grouped")  # of `Problem.kind`
+_FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -50,3 +74,39 @@ class OrderFacts:
     long_block: int = 0  # elements of K in a block of a sum that is too long for matrix units; 0 for one of BLOCK_K
     # Largest value of the option `RUNS`, by which one program adds up K in the order of as many splits.
     most_runs: int = 1
+
+
+def read_header(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """Return the facts of a template's header, with those that it inherits.
+
+    Raises:
+        InputError: there is none, it is no map in YAML, or it names what is not there; says what.
+    """
+    file = f"templates/kernels/{path.name}"
+    match = _FACTS.match(path.read_text(encoding="utf-8"))
+    if not match:
+        raise InputError(f"{file} must begin with a {{#--- … ---#}} block of facts")
+    facts = _read_map(file, match[1])
+    if unknown := sorted(set(facts) - set(known)):
+        complaint = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
+        raise InputError(f"{file}: the header has {complaint}")
+    while base := facts.pop("inherit", ""):
+        shared = _read_map(f"{file} inherits {base}.yaml", (path.parent / f"{base}.yaml").read_text(encoding="utf-8"))
+        facts = shared | {k: shared[k] | v if isinstance(shared.get(k), dict) else v for k, v in facts.items()}
+    constants = facts.get("constexprs", ())
+    for key, there in (("kinds", KINDS), ("defaults", constants), ("launch_options", constants)):
+        if unknown := [str(name) for name in facts.get(key, ()) if name not in there]:
+            raise InputError(
+                f"{file}: {key} has {', '.join(unknown)}; there are: {', '.join(there) or 'no constexprs'}"
+            )
+    return facts
+
+
+def _read_map(what: str, text: str) -> dict[str, Any]:
+    try:
+        facts = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{what}: the header is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(facts, dict):
+        raise InputError(f"{what}: the header must be a map of facts")
+    return facts

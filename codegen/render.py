@@ -33,6 +33,7 @@ from tritongemm.codegen.wrapped_lines import WIDTH, wrap_text
 from tritongemm.core.config import Config
 from tritongemm.core.dtypes import DTYPES, E8M0_BIAS, DType
 from tritongemm.core.epilogues import RESIDUAL
+from tritongemm.core.errors import InputError
 from tritongemm.core.operands import OperandSpec
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
@@ -203,11 +204,18 @@ def render_cpp(template: str, **values: Any) -> str:
 @cache
 def kernel_source(problem: Problem, template: str, target: Target) -> str:
     """Return the text of one kernel, the same for every size of one combination of dtypes, layouts and bias."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
     meta = kernel_template(template)
-    text = _environment().get_template(f"kernels/{template}.j2")
     known = {"p": problem, "x": kernel_facts(problem, target), "meta": meta, "target": target}
     known |= {"scale_places": scale_places, "block_order": block_order, "most_few_rows": MOST_FEW_ROWS}
-    return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
+    try:
+        text = _environment().get_template(f"kernels/{template}.j2")
+        return text.render(parameters=list(arguments(meta, problem)), **known).strip() + "\n"
+    except TemplateSyntaxError as error:
+        raise InputError(f"templates/{error.name}: line {error.lineno}: {error.message}") from None
+    except TemplateError as error:
+        raise InputError(f"templates/kernels/{template}.j2, or what it imports: {error}") from None
 
 
 @cache

@@ -12,9 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import yaml
-
-from tritongemm.codegen.fact_sections import GRIDS, OrderFacts, SearchFacts
+from tritongemm.codegen.fact_sections import GRIDS, RULE_GROUPS, OrderFacts, SearchFacts, read_header
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError
 from tritongemm.core.problem import PLAIN, Problem
@@ -44,7 +42,6 @@ SWIZZLED_BYTES = 128
 # beside the ring; the fewest columns that each program adds up.
 EXCHANGED_SPLITS, EXCHANGED_SUMS, EXCHANGED_COLUMNS = (2, 4), 128 * 128, 8
 EXCHANGED_PADDED_SUMS = 128 * 192  # of padded tiles, which two splits exchange
-_FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -277,22 +274,12 @@ def kernel_template(name: str) -> KernelTemplate:
     """Return the facts of one template.
 
     Raises:
-        InputError: no such template, or its header has a key that nothing reads; says which.
+        InputError: no such template, or a key or value of its header that nothing reads; says which.
     """
     path = TEMPLATES / "kernels" / f"{name}.j2"
     if name not in names():
         raise InputError(f"no kernel template is called {name!r}; there are: {', '.join(names())}")
-    match = _FACTS.match(path.read_text(encoding="utf-8"))
-    if not match:
-        raise InputError(f"templates/kernels/{path.name} must begin with a {{#--- … ---#}} block of facts")
-    facts: dict[str, Any] = yaml.safe_load(match.group(1))
-    known = {f.name for f in fields(KernelTemplate)} - {"name"} | {"names", "inherit"}
-    if unknown := sorted(set(facts) - known):
-        complaint = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
-        raise InputError(f"templates/kernels/{path.name}: the header has {complaint}")
-    while base := facts.pop("inherit", ""):
-        shared = yaml.safe_load((path.parent / f"{base}.yaml").read_text(encoding="utf-8"))
-        facts = shared | {k: shared[k] | v if isinstance(shared.get(k), dict) else v for k, v in facts.items()}
+    facts = read_header(path, {f.name for f in fields(KernelTemplate)} - {"name"} | {"names", "inherit"})
     named: dict[str, str] = facts.get("names", {})
 
     def spelled_out(fact: Any) -> Any:
@@ -322,7 +309,11 @@ def _known_facts(file: str, section: str, given: dict[str, Any], of: type) -> di
 def _search_facts(file: str, section: dict[str, Any]) -> SearchFacts:
     if (grid := section.get("grid", _UNKNOWN.grid)) not in GRIDS:
         raise InputError(f"templates/kernels/{file}: search.grid is {grid!r}; there are: {', '.join(GRIDS)}")
-    return SearchFacts(**{**section, "rules": frozenset(section.get("rules", ()))})
+    rules = frozenset(section.get("rules", ()))
+    if unknown := sorted(map(str, rules - RULE_GROUPS)):
+        there = ", ".join(sorted(RULE_GROUPS))
+        raise InputError(f"templates/kernels/{file}: search.rules has {', '.join(unknown)}; there are: {there}")
+    return SearchFacts(**{**section, "rules": rules})
 
 
 @cache

@@ -29,15 +29,28 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
     WS_FRAGMENTS,
 )
-from tests.support.nouns import Config, Defaults, InputError, Patch, Record, apart, each, make_problem, registry, space
+from tests.support.nouns import (
+    Config,
+    Defaults,
+    InputError,
+    Patch,
+    Record,
+    apart,
+    cases,
+    each,
+    make_problem,
+    registry,
+    space,
+)
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
-from tritongemm.codegen import geometry, modules, render, template_facts
+from tritongemm.codegen import fact_sections, geometry, modules, render, template_facts
 from tritongemm.codegen.specialised_text import specialise
 from tritongemm.core import target
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.hip_ext.binaries import code_object
 from tritongemm.plugins.contracts import Family, KernelBackend
+from tritongemm.search.pruning.rules import RULES
 from tritongemm.search_spaces import loader as target_files
 
 FAMILY = types.SimpleNamespace(tolerance=0.01, input_deviation=1.0)
@@ -78,15 +91,31 @@ def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
     assert not silent
 
 
-def test_a_header_with_a_key_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+@cases(
+    ("overlap: [ahead]", r"the header has overlap, which nothing reads; it can have .*launch_options, "),
+    ("kinds: [won]", r"kinds has won; there are: one, batched, grouped$"),
+    ("constexprs: [poll]\ndefaults: {pol: 0}", r"defaults has pol; there are: poll$"),
+    ("search: {rules: [vectr]}", r"search\.rules has vectr; there are: .*vector"),
+    ("kinds: [one", r"the header is not YAML: "),
+    ("---#}{{ missing() }}{#", r"or what it imports: 'missing' is undefined$"),
+    ("---#}{{ p. }}{#", r"line 4: expected name or number$"),
+)
+def test_a_template_with_a_mistake_is_refused(facts: str, why: str, /, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "toy.j2").write_text("{#---\nsummary: a toy\ngrid: [1, 1, 1]\noverlap: [ahead]\n---#}\n")
+    (tmp_path / "kernels" / "toy.j2").write_text(f"{{#---\nsummary: a toy\ngrid: [1, 1, 1]\n{facts}\n---#}}\n")
     monkeypatch.setattr(template_facts, "TEMPLATES", tmp_path)
-    reported = (
-        r"^templates/kernels/toy\.j2: the header has overlap, which nothing reads; it can have .*launch_options, "
-    )
-    with pytest.raises(InputError, match=reported):
-        template_facts.kernel_template("toy")
+    monkeypatch.setattr(render, "TEMPLATES", tmp_path)
+    caches = (render._environment, template_facts.kernel_template, template_facts._has_constant)
+    for cache in caches:
+        cache.cache_clear()
+    with pytest.raises(InputError, match=rf"^templates/kernels/toy\.j2.*[:,] {why}"):
+        render.kernel_source(Problem(16, 16, 16), "toy", GFX942)
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_the_groups_of_pruning_rules_are_those_that_a_header_can_name() -> None:
+    assert {rule.group for rule in RULES} - {""} == fact_sections.RULE_GROUPS
 
 
 DTYPES = (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8", "int32"), ("int8",) * 3)

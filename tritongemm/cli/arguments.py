@@ -94,7 +94,8 @@ class Parser(argparse.ArgumentParser):
         known = list(self._option_string_actions)
         names = [word.partition("=")[0] for word in self._words if word.startswith("--")]
         unknown = [name for name in names if not any(option.startswith(name) for option in known)]
-        meant = _closest(unknown[0], known) if unknown else ""
+        bare = {option.lstrip("-"): option for option in known}
+        meant = bare.get(_closest(unknown[0].lstrip("-"), list(bare)), "") if unknown else ""
         return f"{meant} by {unknown[0]}" if meant else ""
 
 

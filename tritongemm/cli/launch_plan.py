@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> Iterator[Path]:
                 shutil.copyfile(launch.path, folder / f"plan_{index}{Path(launch.path).suffix}")
             for code, suffix, plan in launch_plans.launch_plans(launch, problem, facts):
                 path = folder / f"plan_{index}.json"
-                (folder / f"plan_{index}{suffix}").write_bytes(code)
+                files.atomic_write(folder / f"plan_{index}{suffix}", code)
                 plan = {"arch": plan.pop("arch"), "object": f"plan_{index}{suffix}", **plan}
                 files.atomic_write(path, json.dumps(plan, indent=1) + "\n")
                 index += 1

@@ -160,8 +160,11 @@ def dtype(text: str) -> str:
 
 
 def architecture(text: str) -> str:
-    """Return the architecture of this name, or the GPU's name as it is spelled: sm90 of sm_90, H100 of h100."""
-    word = re.sub(r"[-_ ]", "", text.lower())
+    """Return the architecture of this name, or the GPU's name as it is spelled: sm90 of sm_90, H100 of h100.
+
+    What a driver writes behind an architecture, as in ``gfx942:sramecc+:xnack-``, changes no kernel.
+    """
+    word = re.sub(r"[-_ ]", "", text.lower().partition(":")[0])
     name = re.sub(r"^(sm[0-9]+)a$", r"\1", word)
     known = name in target_files.target_names()
     return name if known else text.upper() if target_files.target_of_device(text.upper()) else text

@@ -91,7 +91,7 @@ class CellReader:
             if kind not in self._kinds:
                 model = make_problem(Defaults(fp8_encoding=encoding, families=self._defaults.families), m, n, k, given)
                 if scaled and not (model.a.type.bytes == 1 and _has_one_scale(model)):
-                    cells.fail(f"scaleAB is True: one scale for all of A and of B can't be tuned here in {dtype}")
+                    raise InputError(f"scaleAB is True: one scale for all of A and of B can't be tuned here in {dtype}")
                 self._kinds[kind] = tuple(getattr(model, name) for name in _AFTER_SIZES)
             return Problem(m, n, k, *self._kinds[kind])
         except InputError as error:

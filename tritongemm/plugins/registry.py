@@ -66,6 +66,8 @@ def _load(kind: type[Plugin], name: str) -> Plugin:
             module = importlib.import_module(f"{path}.backend")
     except ImportError as error:
         raise UnavailableError(f"{kind.kind} {name} needs a package that is missing: {error}") from error
+    except SystemExit as error:  # as of packages that do so where their device is not there
+        raise UnavailableError(f"{kind.kind} {name} imports what ends the program ({error})") from error
     plugin = _plugin_class(kind, module)()
     plugin.name = name
     return plugin

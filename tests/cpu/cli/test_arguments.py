@@ -64,7 +64,7 @@ def test_a_folder_is_not_called_as_a_file(capsys: Capsys, tmp_path: Path, name: 
     assert arguments.output_folder(str(tmp_path / "lib.v2")) == str(tmp_path / "lib.v2")
 
 
-@each("name", ["sm90", "sm_90", "SM_90a", "sm-90", "h100", "NVIDIA H200", "gh200"])
+@each("name", ["sm90", "sm_90", "SM_90a", "sm-90:sramecc+:xnack-", "h100", "NVIDIA H200", "gh200"])
 def test_an_architecture_goes_by_its_gpus_names_too(name: str) -> None:
     """And what no GPU is called stays for the message."""
     assert load_target(options.architecture(name)).name == "sm90"

@@ -108,6 +108,7 @@ class Sundial(Timer):
 def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: Patch) -> None:
     with dropped(Timer, "timer_toy", tmp_path, monkeypatch):
         (tmp_path / "Timer" / "toy_missing.py").write_text("import a_package_that_is_missing\n")
+        (tmp_path / "Timer" / "toy_ends.py").write_text("raise SystemExit('no such device')\n")
         (tmp_path / "Timer" / "toy_refuses.py").write_text(REFUSING_TIMER)
         (tmp_path / "Timer" / "toy_empty.py").write_text("")
         (tmp_path / "Timer" / "_toy_helper.py").write_text("raise RuntimeError('shared code is no plug-in')\n")
@@ -118,6 +119,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: Patch) -
         why = registry.available(Timer, "toy_missing").reason
         assert why.startswith("timer toy_missing needs a package that is missing") and "a_package_that" in why
         fails(UnavailableError, "a_package_that_is_missing", registry.get, Timer, "toy_missing")
+        fails(UnavailableError, "ends the program .no such device", registry.get, Timer, "toy_ends")
         refuses("must hold one class that derives from Timer; it holds none", registry.get, Timer, "toy_empty")
         (tmp_path / "Timer" / "toy_empty.py").unlink()
         forget_plugins(tmp_path / "Timer")

@@ -13,7 +13,6 @@ from tritongemm.campaigns.campaign import Campaign, MeasuringTools
 from tritongemm.campaigns.device_load import CountedEvaluator
 from tritongemm.campaigns.driver import STAGES, CampaignState, run_campaign
 from tritongemm.cli import arguments, options, shell
-from tritongemm.codegen.modules import candidates_path
 from tritongemm.core.errors import TargetError
 from tritongemm.core.problem import Problem
 from tritongemm.core.protocol import MeasureProtocol
@@ -218,8 +217,6 @@ class CampaignTools:
             run = TuningRun(evaluators, tools.pool, store, plan, self.reporter)
             yield run
             session.write_missing_winners(problems, run)
-            for problem in problems:
-                candidates_path(problem, plan.folder).unlink(missing_ok=True)
 
     @contextmanager
     def _open_session(self) -> Iterator[session.Session]:

@@ -1,4 +1,4 @@
-"""Plans a search without a GPU: a problem's space is pruned, ranked and written as a module."""
+"""Plans a search without a GPU: a problem's space is pruned and ranked."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +23,12 @@ NO_LIMITS = SearchLimits()
 
 @dataclass(frozen=True)
 class PlannedProblem:
-    """The search space of one problem, before and after pruning, ranked, and the generated module with all of it."""
+    """The search space of one problem, before and after pruning, ranked."""
 
     problem: Problem
     space: Space
     order: Predictions
     pruned: Pruned
-    module: Path
 
 
 def _rules(limits: SearchLimits, searched: SearchedBackend, problem: Problem) -> tuple[Rule, ...]:
@@ -106,9 +105,10 @@ def expected_best(
 
 
 def plan_search(
-    problem: Problem, target: Target, folder: Path, backend: str, limits: SearchLimits = NO_LIMITS
+    problem: Problem, target: Target, folder: Path | None, backend: str, limits: SearchLimits = NO_LIMITS
 ) -> PlannedProblem:
-    """Plan one problem."""
+    """Plan one problem, and write a module with all of its candidates into a folder, if there is one."""
     space, pruned, order = rank_space(problem, target, backend, limits)
-    module = registry.get(SearchedBackend, backend).write_candidates(problem, order.configs, target, folder)
-    return PlannedProblem(problem, space, order, pruned, module)
+    if folder is not None:
+        registry.get(SearchedBackend, backend).write_candidates(problem, order.configs, target, folder)
+    return PlannedProblem(problem, space, order, pruned)

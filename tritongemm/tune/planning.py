@@ -50,7 +50,7 @@ def search_job(
     return SearchJob(
         problem,
         target,
-        options.folder.absolute(),
+        options.folder.absolute() if options.stop else None,
         backend,
         options.limits_of(problem),
         options.strategy,

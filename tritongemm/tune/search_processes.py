@@ -50,7 +50,7 @@ class SearchJob:
     # plans may have started in another
     problem: Problem
     target: Target
-    folder: Path
+    folder: Path | None
     backend: str
     limits: SearchLimits = NO_LIMITS
     strategy: str = "guided"  # plug-in of strategies/

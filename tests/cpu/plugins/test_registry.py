@@ -204,10 +204,10 @@ def test_a_format_and_a_strategy_are_used_by_their_names(tmp_path: Path, monkeyp
     with dropped(Strategy, tmp_path / "toy_strategy.py", tmp_path, monkeypatch):
         configs = [Config("tile", n, n, n) for n in (16, 32, 64)]
 
-        def planned(problem: Problem, target: Target, folder: Path, *_: object) -> planner.PlannedProblem:
+        def planned(problem: Problem, target: Target, *_: object) -> planner.PlannedProblem:
             expected = searching.Predictions(tuple(configs), np.ones(3), np.ones((3, len(searching.TERMS))))
             kept = searching.Pruned(tuple(configs), {}, {})
-            return planner.PlannedProblem(problem, space(problem, target), expected, kept, folder / "none.py")
+            return planner.PlannedProblem(problem, space(problem, target), expected, kept)
 
         monkeypatch.setattr(search_processes, "plan_search", planned)
         monkeypatch.setattr("tritongemm.codegen.modules.write_winner", lambda *_: None)

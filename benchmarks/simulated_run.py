@@ -257,7 +257,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         each = len(problems) / args.cores
-        jobs = [SearchJob(p, target, folder, "triton", strategy=STRATEGY, problems_per_core=each) for p in problems]
+        jobs = [SearchJob(p, target, None, "triton", strategy=STRATEGY, problems_per_core=each) for p in problems]
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as recorders:
             searches = dict(zip(problems, recorders.map(record, jobs), strict=True))
         simulate(problems, target, waits, searches, folder)

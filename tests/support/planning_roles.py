@@ -26,6 +26,7 @@ class WorkerKilledOnce:
     """A process that is killed when it plans the first problem of all."""
 
     def __call__(self, job: SearchJob) -> Iterator[BegunSearch]:
+        assert job.folder is not None
         if not (job.folder / "killed").exists():
             (job.folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -291,9 +291,11 @@ class Problem:
         of_a, of_b = self.a.type, self.b.type
         a, b = self.m * self.k * of_a.bytes // of_a.packed, self.k * self.n * of_b.bytes // of_b.packed
         c = self.m * self.columns * self.c.type.bytes
-        b *= sum(rows > 0 for rows in self.row_counts) if self.groups else 1
+        used = sum(rows > 0 for rows in self.row_counts)
+        b *= used
         once = {"": 0, "a": a, "b": b}[self.shared]
-        scales = sum(e.count * e.dtype.bytes for e in self.extras if e.scaling is not None)
+        factors = {e.name: e.count * e.dtype.bytes for e in self.extras if e.scaling is not None}
+        scales = factors.pop("scale_b", 0) * used // self.group_count + sum(factors.values())
         return self.batch * (a + b + c + bias - once) + once + scales
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from tritongemm.serving.served_w4 import OF_EXPERTS, Converted
 
 SERVED: Final = "mixture of four bits"
 _PLACE: Final = "vllm.model_executor.layers.quantization"
+_ROUTER: Final = "vllm.model_executor.layers.fused_moe.router.fused_topk_router"
 _EXPERTS: Final = ("MarlinExperts", "OAITritonExperts", "OAITritonMxfp4ExpertsMonolithic")
 _PREPARES: Final = ("MoEPrepareAndFinalizeNoDPEPModular", "MoEPrepareAndFinalizeNoDPEPMonolithic")
 _KEPT: Final = "tritongemm_experts"  # attribute of what computes a layer: its weights
@@ -141,8 +142,20 @@ METHODS: Final[dict[str, tuple[str, Callable[..., Any], str]]] = {
 }
 
 
+@cache
+def _router() -> Any:
+    """Return vLLM's function that chooses experts by one kernel; None of a version that has it elsewhere."""
+    try:
+        return importlib.import_module(_ROUTER).fused_topk
+    except (ImportError, AttributeError):
+        return None
+
+
 def _route(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-    """Return the weights and ids of each token's experts, as gpt-oss chooses them."""
+    """Return the weights and ids of each token's experts, as gpt-oss chooses them: by PyTorch it takes 13 us more."""
+    if logits.is_cuda and (choose := _router()) is not None:
+        weights, ids, _ = choose(logits, logits, topk, renormalize=True)
+        return weights, ids
     values, ids = logits.float().topk(topk)
     return values.softmax(-1), ids.int()
 

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.nouns import Problem, cases, each, refuses
+from tests.support.products import product
 from tritongemm.core.group_rows import Groups, row_counts
 from tritongemm.search.typical import typical
 
@@ -41,6 +42,8 @@ def test_operands_keys_and_what_the_search_takes_groups_for() -> None:
     assert {name: spec.shape for name, spec in MASKED.operands.items()}["a"] == (5, 40, 88)
     used, entire = 3 * 88 * 72 * 2, 5 * 88 * 72 * 2
     assert GROUPED.bytes == 41 * (88 + 72) * 2 + used and GROUPED.held_bytes == 41 * (88 + 72) * 2 + entire + 5 * 4
+    of_int4 = product("a16w4", 4, 64, 128, "bf16 int4", "weight_32", groups=Groups(8))
+    assert of_int4.bytes == 2 * 4 * (128 + 64) + 4 * 64 * (64 + 4 * 2), "factors are read of the groups with rows alone"
     even = typical(Problem(64, 128, 256, groups=Groups(8)))
     assert (even.m, even.batch, even.groups) == (8, 8, None)
     one_large = typical(GROUPED)

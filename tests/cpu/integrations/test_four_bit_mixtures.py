@@ -48,6 +48,15 @@ def loaded(method: Any, impl: Any, has_powers: bool = True) -> Any:
     return layer
 
 
+def test_vllms_own_kernel_chooses_experts_on_a_gpu(monkeypatch: Patch) -> None:
+    assert vllm_w4_experts._router() is None, "the stand-in has none"
+    found = kind("Router")
+    monkeypatch.setattr(
+        vllm_w4_experts, "_router", lambda: lambda *given, renormalize: (*given[2:], renormalize, found)
+    )
+    assert vllm_w4_experts._route(kind("Logits", is_cuda=True), 4) == (4, True)
+
+
 @pytest.mark.parametrize("monolithic", [False, True])
 def test_mixtures_are_served(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch, monolithic: bool) -> None:
     def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:

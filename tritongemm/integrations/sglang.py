@@ -72,7 +72,7 @@ def make_hook() -> Hook:
     """
     from sglang.srt import batch_invariant_ops
 
-    calls = TunedCalls(default_dispatcher(), _apply_method)
+    calls = TunedCalls(default_dispatcher(), _apply_method, _in_graphs())
     operation = define_linear("sglang_linear", calls)
 
     def read(own: Any, method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Any:
@@ -90,7 +90,7 @@ def make_hook() -> Hook:
 
 def make_hook_of_addend() -> Hook:
     """Return the hook of layers that add a matrix: ``hook(original, method, layer, x, addend, bias)``."""
-    calls = TunedCalls(default_dispatcher(), torch_linear)
+    calls = TunedCalls(default_dispatcher(), torch_linear, _in_graphs())
 
     def read(own: Any, method: Any, layer: Any, x: Tensor, addend: Tensor, bias: Tensor | None = None) -> Any:
         weight = plain(layer.weight)
@@ -104,7 +104,7 @@ def make_hook_of_addend() -> Hook:
 
 def make_hook_into() -> Hook:
     """Return the hook of layers that write to given memory: ``hook(original, method, layer, x, output, bias)``."""
-    calls = WrittenCalls(default_dispatcher(), torch_linear)
+    calls = WrittenCalls(default_dispatcher(), torch_linear, _in_graphs())
 
     def read(own: Any, method: Any, layer: Any, x: Tensor, output: Tensor, bias: Tensor | None = None) -> Any:
         weight, bias = plain(layer.weight), plain(bias)
@@ -119,7 +119,7 @@ def make_hook_of_output() -> Hook:
     """Return the hook of the output layer: ``hook(original, processor, hidden_states, lm_head, …)``."""
     from sglang.srt.layers import logits_processor
 
-    calls = WrittenCalls(default_dispatcher(), torch_linear)
+    calls = WrittenCalls(default_dispatcher(), torch_linear, _in_graphs())
 
     def read(
         own: Any, processor: Any, hidden_states: Tensor, lm_head: Any, *_: Any, out: Tensor | None = None, **__: Any
@@ -145,6 +145,15 @@ def make_hook_of_output() -> Hook:
         return process.find_linear(calls, None, hidden_states, weight, None)
 
     return process.make_hook("SGLang", "output layer", read)
+
+
+def _in_graphs() -> Callable[[int], bool] | None:
+    """Return what says whether calls will come often: those that graphs are captured of; prompts have any length."""
+    try:
+        from sglang.srt.model_executor.runner_utils import capture_mode
+    except ImportError:
+        return None
+    return lambda rows: capture_mode.get_is_capture_mode()
 
 
 def _serves_now(weight: Tensor) -> bool:

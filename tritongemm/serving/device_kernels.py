@@ -25,7 +25,6 @@ from tritongemm.operations.contract import Reading, Strides
 from tritongemm.operations.torch_limits import serves_other_m
 from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.serving import source_row
-from tritongemm.serving.calls import MOST_ROWS_AT_ONCE
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
 from tritongemm.serving.source_row import SourceRow
@@ -144,7 +143,6 @@ Binder: TypeAlias = "Callable[[int], LoadedKernel | Support]"  # The kernel of a
 _MOST_TIMES_ROWS: Final = 4  # rows of A, over those of tuning, that kernels with one a program are worth
 _STEP_SECONDS: Final = 2e-6  # that an activation by itself takes in a graph, at least
 _STEP_RATE: Final = 5e12  # bytes a second that it reads and writes
-_MOST_ELSEWHERE: Final = 64  # M of a product for which algorithms are loaded at once, though no row has them
 _MOST_SHARED_BYTES: Final = 64 << 20  # that programs of a kernel share at an M at which it was not tuned
 
 
@@ -179,8 +177,6 @@ class DeviceKernels:
     load_record: Callable[[Record], LoadedKernel | Support] = field(default=lambda record: Support("nothing loads it"))
     # Whether rows are invariant as they state, by the name of a config and the product with an M of 1.
     row_checks: dict[tuple[str, Problem], Support] = field(default_factory=dict)
-    # M of a product without a row of their own, for which an algorithm of a library was loaded at the first call.
-    loaded_elsewhere: dict[Problem, set[int]] = field(default_factory=dict)
     # Kernels whose rows are invariant, with their records, at problems that no row holds for.
     untuned: dict[Problem, tuple[Record, LoadedKernel | Support]] = field(default_factory=dict)
 
@@ -258,20 +254,10 @@ class DeviceKernels:
             reason = "tuned in tf32, while PyTorch multiplies float32 in full (torch.backends.cuda.matmul.allow_tf32)"
             return Support(f"{where}: {reason}")
         m = call.problem.group_m
-        if not call.frequent and m != problem.group_m and self.is_algorithm(record) and not self._loads_at(record, m):
+        if not call.frequent and m != problem.group_m and self.is_algorithm(record):
             return Support(f"{where}, M {m}: a library's algorithm takes milliseconds to load; few calls are of this M")
         bound = self.bind(record, m)
         return Support(f"{where}, M {call.problem.m}: {bound}") if isinstance(bound, Support) else bound
-
-    def _loads_at(self, record: Record, m: int) -> bool:
-        """Return whether an algorithm may be loaded for an M that no row has, though it was not called often.
-
-        Servers capture graphs of some dozen M, which should have it; prompts are of any length.
-        """
-        loaded = self.loaded_elsewhere.setdefault(record.problem.at(1), set())
-        if m <= MOST_ROWS_AT_ONCE and len(loaded) < _MOST_ELSEWHERE:
-            loaded.add(m)
-        return m in loaded
 
     def bind(self, record: Record, m: int) -> LoadedKernel | Support:
         """Return the kernel of a record at an M, or why it can't be launched there."""

@@ -13,7 +13,7 @@ from tritongemm.operations.checks import is_watched, wants_gradient
 from tritongemm.operations.contract import ReadyCall
 from tritongemm.operations.dense import DenseOperands, are_transposed
 from tritongemm.operations.torch_products import float32_precision
-from tritongemm.serving.calls import NOT_TUNED, CallKey, keep
+from tritongemm.serving.calls import MOST_ROWS_AT_ONCE, NOT_TUNED, CallKey, keep
 from tritongemm.serving.dispatcher import Dispatcher
 from tritongemm.serving.launching import prepare_layer
 
@@ -28,11 +28,15 @@ class TunedCalls:
     """The calls of one linear function, served by tuned kernels where a row of a table holds for them.
 
     `otherwise` is the function itself, given x [..., K], w [N, K] and a bias [N] or None. It computes every call that
-    no row holds for, and is given the very operands that the caller gave.
+    no row holds for, and is given the very operands that the caller gave. `returns` says of an M whether its calls will
+    come often, so that what takes milliseconds to load pays: by default of few rows.
     """
 
-    def __init__(self, dispatcher: Dispatcher, otherwise: LinearFunction) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, otherwise: LinearFunction, returns: Callable[[int], bool] | None = None
+    ) -> None:
         self._dispatcher, self._otherwise = dispatcher, otherwise
+        self._returns = returns or MOST_ROWS_AT_ONCE.__ge__
         self._find_compiled = self._compiled  # One object, whose address is part of a key of compiled code.
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -85,7 +89,7 @@ class TunedCalls:
         x, w = operands.x, operands.w
         if any(are_transposed(x, w)) and w.shape not in self._dispatcher.weights_by_layout:
             return None  # The key is also that of dense operands, which a row may be for.
-        answers = self._dispatcher.explain(*operands, frequent=False)
+        answers = self._dispatcher.explain(*operands, frequent=self._returns(x.numel() // max(x.shape[-1], 1)))
         resolution, call = answers.resolution, None
         kernel = None if resolution.kind in NOT_TUNED else resolution.kernel
         if kernel is not None and answers.device is not None and answers.reading is not None:

@@ -1,7 +1,9 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +25,9 @@ from tests.support.shipped import ALGORITHM
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.served_call import LoadedKernel
-from tritongemm.serving import device_kernels
 from tritongemm.serving.dispatcher import CallAnswers
 from tritongemm.serving.record_table import RecordTable
+from tritongemm.serving.tuned_calls import TunedCalls
 from tritongemm.system import settings
 
 SM90 = load_target("sm90", compute_units=132)
@@ -97,23 +99,39 @@ def test_explain_names_the_range_and_the_row(gpu: Gpu) -> None:
     assert explained(7).startswith("fallback: ") and "M 7: another binary" in explained(7)
 
 
-def test_what_takes_long_to_load_serves_few_m_that_are_not_frequent(gpu: Gpu, monkeypatch: Patch) -> None:
+def test_what_takes_long_to_load_serves_no_other_m_that_is_not_frequent(gpu: Gpu) -> None:
     """An algorithm of a library, and PyTorch's own kernel: prompts are of any length, and each M costs milliseconds."""
     dispatcher, empty = gpu
-    monkeypatch.setattr(device_kernels, "_MOST_ELSEWHERE", 2)
     row = record(problem(1024, 32, 64), ALGORITHM, winner="blaslt", m_from=2)
     dispatcher.load([row, record(problem(2048, 32, 64), winner="torch", m_from=1025)])
     kernels = attach_device(dispatcher, torch_kernel=StandInKernel())
     kernels.loaded_ranges[row.problem], kernels.binders[row.problem, 2] = StandInKernel(), lambda m: StandInKernel()
 
-    def answer(m: int, frequent: bool) -> tuple[str, bool]:
-        resolution = dispatcher.explain(empty(m, 64), empty(32, 64), frequent=frequent).resolution
-        return resolution.kind, resolution.kernel is not None
+    def answers(frequent: bool) -> list[tuple[str, bool]]:
+        calls = [(empty(m, 64), empty(32, 64)) for m in (1024, 600, 1500, 2048)]
+        found = [dispatcher.explain(*call, frequent=frequent).resolution for call in calls]
+        return [(one.kind, one.kernel is not None) for one in found]
 
-    found = {m: answer(m, False) for m in (1024, 600, 7, 8, 9, 7, 1500, 2048)}
-    kinds = {1024: "exact", 600: "fallback", 7: "range", 8: "range", 9: "fallback", 1500: "library", 2048: "library"}
-    assert found == {m: (kind, m not in (600, 9, 1500)) for m, kind in kinds.items()}
-    assert [answer(m, True) for m in (600, 9, 1500)] == [("range", True), ("range", True), ("library", True)]
+    assert answers(False) == [("exact", True), ("fallback", False), ("library", False), ("library", True)]
+    assert answers(True) == [("exact", True), ("range", True), ("library", True), ("library", True)]
+
+
+@each(("returns", "often"), [(None, [16, 512]), (lambda rows: rows == 777, [777])])
+def test_a_function_says_which_m_are_frequent(gpu: Gpu, monkeypatch: Patch, returns: Any, often: list[int]) -> None:
+    dispatcher, empty = gpu
+    asked: list[bool] = []
+
+    def explain(*given: Any, frequent: bool) -> CallAnswers:
+        asked.append(frequent)
+        return CallAnswers.pytorch("")
+
+    monkeypatch.setattr(dispatcher, "explain", explain)
+    monkeypatch.setattr("tritongemm.serving.tuned_calls._modes", lambda: 0)  # fake tensors are one
+    dispatcher.weights = frozenset({(32, 64)})
+    calls = TunedCalls(dispatcher, torch.nn.functional.linear, returns)
+    with torch.no_grad():
+        assert not any(calls.find(empty(m, 64), empty(32, 64)) for m in (16, 512, 513, 777))
+    assert asked == [m in often for m in (16, 512, 513, 777)]
 
 
 # Kernels that other tests compile too.

@@ -59,6 +59,7 @@ _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
 _ALONE_STEPS = 16  # M to twice it for which kernels are offered where no library has a tile for each 8 rows
 _FITTING = 4  # kernels that are offered for an M between the searched ones
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
+_LONGEST_FIT = 1 / 8  # the same where the next row ends where lower tiles of a library fit
 
 
 @dataclass(frozen=True)
@@ -270,13 +271,16 @@ class _SpanTuning:
         row = self._table.row_of(m)
         if row is None or m <= FINE_UP_TO or not row.record.config.block_m:
             return self._span.low
-        height = row.record.config.block_m
-        count = cdiv(m, height)
-        step = count * _TILE_STEP if roster.is_library(row.record.config.backend) else height
-        edge = (m - 1) // step * step  # M that tiles of another height, or one tile fewer, fit exactly
-        while edge > m * (1 - _SHORTEST_STEP):
-            edge -= step
-        return max(edge, round(m * (1 - _LONGEST_STEP)))
+        height, is_library = row.record.config.block_m, roster.is_library(row.record.config.backend)
+        step = cdiv(m, height) * _TILE_STEP if is_library else height
+        least, most = round(m * (1 - _LONGEST_STEP)), math.floor(m * (1 - _SHORTEST_STEP))
+        edge = most // step * step  # M that tiles of another height, or one tile fewer, fit exactly
+        if is_library and edge >= m * (1 - _LONGEST_FIT):
+            return edge
+        while edge < least and step % (2 * _TILE_STEP) == 0:  # a row just above an edge would hide what is best below
+            step //= 2
+            edge = most // step * step
+        return max(edge, least)
 
     def _add_row(self, m: int) -> None:
         found = self._race(m)

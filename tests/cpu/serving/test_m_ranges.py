@@ -126,7 +126,7 @@ def test_a_function_says_which_m_are_frequent(gpu: Gpu, monkeypatch: Patch, retu
         return CallAnswers.pytorch("")
 
     monkeypatch.setattr(dispatcher, "explain", explain)
-    monkeypatch.setattr("tritongemm.serving.tuned_calls._modes", lambda: 0)  # fake tensors are one
+    monkeypatch.setattr("tritongemm.serving.tuned_calls.is_watched", lambda: False)  # fake tensors are one
     dispatcher.weights = frozenset({(32, 64)})
     calls = TunedCalls(dispatcher, torch.nn.functional.linear, returns)
     with torch.no_grad():

@@ -27,6 +27,8 @@ HALVES = (torch.bfloat16, torch.float16)  # also types of factors of int4
 SCALED_RESULTS = (*HALVES, torch.float32)
 PLAIN_TYPES: Final = frozenset((Tensor, torch.nn.Parameter))
 _modes: Final = torch._C._len_torch_dispatch_stack
+_tracing: Final = torch._C._get_tracing_state
+_grad: Final = torch.is_grad_enabled
 _forward: Final = torch.autograd.forward_ad  # a dual number is a plain tensor to all else
 
 
@@ -68,17 +70,17 @@ def check_values(**scales: Tensor) -> None:
 
 def wants_gradient(*operands: Tensor | None) -> bool:
     """Return whether a gradient is to flow back to one of these operands."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in operands)
+    return _grad() and any(tensor is not None and tensor.requires_grad for tensor in operands)
 
 
 def is_watched() -> bool:
     """Return whether a mode, a tracer or a transform must see calls."""
-    return _modes() > 0 or torch._C._get_tracing_state() is not None or _forward._current_level >= 0
+    return _modes() > 0 or _tracing() is not None or _forward._current_level >= 0
 
 
 def wants_more(*operands: Tensor | None) -> bool:
     """Return whether a call must do more than compute a product of plain tensors: subclasses, gradients, watchers."""
-    grad = torch.is_grad_enabled()
+    grad = _grad()
     for one in operands:
         if one is not None and (type(one) not in PLAIN_TYPES or (grad and one.requires_grad)):
             return True

@@ -210,20 +210,46 @@ def test_a_kernel_that_cannot_be_prepared_leaves_other_m_to_pytorch(gpu: Dispatc
         assert type(ready).__name__ != "OperandCall" and gpu.calls.table == {("key",): ready}
 
 
+def fall_back(monkeypatch: Patch, call: Call, exact: torch.Tensor) -> None:
+    """Have PyTorch's way give a result; what serves an operation may have another second step."""
+    kind = type(operation_of(call)[0])
+    for one in (kind, *kind.__subclasses__()):
+        monkeypatch.setattr(one, "make_fallback", lambda *_: lambda *given: exact)
+
+
 @every_kind
 def test_an_address_that_kernels_do_not_take_is_pytorchs(gpu: Dispatcher, monkeypatch: Patch, of: Problem) -> None:
     call, _, exact = make_call(of)
     kernel = HostKernel(torch.zeros_like(exact, dtype=torch.bfloat16))
     hold(gpu, of, kernel)
-    kind = type(operation_of(call)[0])
-    for one in (kind, *kind.__subclasses__()):  # what serves an operation may have another second step
-        monkeypatch.setattr(one, "make_fallback", lambda *_: lambda *given: exact)
+    fall_back(monkeypatch, call, exact)
     assert not call().any() and len(kernel.launched) == 1
     for place, one in enumerate(call.tensors):
         if one.dim() > 1 and one.is_contiguous():
             odd = torch.empty(one.numel() + 1, dtype=one.dtype)[1:].view(one.shape).copy_(one)
             assert call(*(odd if at == place else other for at, other in enumerate(call.tensors))).any()
     assert len(kernel.launched) == 1
+
+
+@every_kind
+def test_what_wants_more_than_a_product_is_pytorchs(gpu: Dispatcher, monkeypatch: Patch, of: Problem) -> None:
+    """Gradients and tracers; under autocast a batch is cast, as a layer is."""
+    call, _, exact = make_call(of)
+    kernel = HostKernel(torch.zeros_like(exact, dtype=torch.bfloat16))
+    hold(gpu, of, kernel)
+    fall_back(monkeypatch, call, exact)
+    call()
+    wanted = [one.detach().requires_grad_() if one.dtype.itemsize in (2, 4) and one.is_floating_point() else one
+              for one in call.tensors]  # fmt: skip
+    with torch.enable_grad():
+        call(*wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr("tritongemm.operations.checks._tracing", object)
+        call()
+    with monkeypatch.context() as patch:
+        patch.setattr("tritongemm.serving.products._autocast", lambda: of.kind == "batched")
+        call()
+    assert len(kernel.launched) == 1 + (of.kind != "batched" or of.family != "dense")
 
 
 @every_kind

@@ -41,7 +41,14 @@ from tritongemm.tune.options import TuningOptions
 from tritongemm.tune.planning import PlannedTasks, begin_search, plan_tasks, take_job
 from tritongemm.tune.quantization import compile_jobs
 from tritongemm.tune.search_processes import Planner
-from tritongemm.tune.task import Task, TaskState, longest_first, trials_of, why_nothing_was_compiled
+from tritongemm.tune.task import (
+    Task,
+    TaskState,
+    list_without_kernels,
+    longest_first,
+    trials_of,
+    why_nothing_was_compiled,
+)
 
 # how many of each size's first batch, the best predicted, are compiled before all else; the rest in the sizes' order
 URGENT_CONFIGS, FIRST_TURN = 8, 0
@@ -72,8 +79,7 @@ class TuningRun:
     def tune(self, problems: Sequence[Problem], share: float = 1.0) -> dict[Problem, str]:
         """Tune the problems that have no record yet, and return those that failed, with the reason.
 
-        Records go to the store as they are made. The search may take a `share` of the run's seconds; tables have the
-        rest.
+        Records go to the store as they are made. The search has a `share` of the run's seconds; tables have the rest.
         """
         self._deadline = time.monotonic() + (self.options.seconds * share or inf)
         ordered = longest_first(problems, self._target)
@@ -104,6 +110,8 @@ class TuningRun:
             while not all(task.finished for task in tasks):
                 self._handle_next()
             planner.finish_modules()
+        if self._time_is_spent:
+            self.watcher.say_alike(list_without_kernels(tasks, self.options))
         if self.options.stop:
             places = {problem: place for place, problem in enumerate(problems)}
             self._report_compiled(sorted(tasks, key=lambda task: places[task.problem]))

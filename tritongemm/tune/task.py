@@ -1,6 +1,6 @@
 """The class `Task`, which is the state of one size in the pipeline. The main thread owns all tasks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -17,6 +17,7 @@ from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure import choose
 from tritongemm.plugins.contracts import Search
 from tritongemm.tune.options import TuningOptions
+from tritongemm.tune.roster import is_searched
 
 
 class TaskState(Enum):
@@ -106,6 +107,17 @@ class Task:
         self.trials[trial.config.name] = trial
         if trial.status == "ok":
             self.best.lower(trial.seconds)
+
+
+def list_without_kernels(tasks: Iterable[Task], options: TuningOptions) -> Iterator[str]:
+    """Yield a line for each size at which libraries alone raced, as time was spent before a kernel was compiled."""
+    if options.stop or not any(map(is_searched, options.backends)):
+        return
+    for task in (task for task in tasks if not task.failure and not any(a.digest for a in task.artifacts.values())):
+        yield (
+            f"{task.problem.key}: the {options.seconds:g} s of --budget were spent before a kernel of it was compiled, "
+            "so that libraries alone have raced; a longer one, with --no_resume, has kernels race too"
+        )
 
 
 def make_record(

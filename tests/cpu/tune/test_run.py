@@ -87,6 +87,9 @@ def test_seconds_of_a_run(drop: Drop, tmp_path: Path, monkeypatch: Patch) -> Non
     monkeypatch.setenv("TRITONGEMM_CACHE", str(tmp_path / "cache"))
     failures, _, _ = race(tmp_path / "none", ("triton",), seconds=1e-9)
     assert failures == {SIZE: "no candidate passed: triton brought none within 1e-09 s"}
+    monkeypatch.setattr(FakeEvaluator, "list_algorithms", lambda *_: [Config("heuristic", 8, 8, 8, backend="blaslt")])
+    failures, _, said = race(tmp_path / "library", ("blaslt", "triton"), seconds=1e-9)
+    assert not failures and "the 1e-09 s of --budget were spent before a kernel of it was compiled, so" in said
 
 
 def test_what_a_resumed_run_has_not_built_does_not_race(drop: Drop, tmp_path: Path) -> None:

@@ -315,18 +315,10 @@ def explain_layer(checked: CheckedLayer) -> str:
 
 def _linear(*given: Any, **named: Any) -> Tensor:
     operands = LayerOperands(*given, **named)
-    x, weight, weight_scale, bias, out_dtype, unquantized = operands
+    x, weight, scale, bias, out_dtype, unquantized = operands
     assert out_dtype is not None
     table: dict[Any, Any] = default_dispatcher().calls.table
-    key = (
-        "linear_fp8",
-        x.shape,
-        weight.shape,
-        weight.dtype,
-        weight_scale.shape,
-        weight_scale.stride(),
-        weight_scale.dtype,
-    )
+    key = "linear_fp8", x.shape, weight.shape, weight.dtype, scale.shape, scale.stride(), scale.dtype
     granularity: str | None = table.get(key) if unquantized is None else None
     if granularity is None:  # which takes longer than all else of the host
         granularity = QUANTISED_LAYER.check(operands).granularity
@@ -334,13 +326,13 @@ def _linear(*given: Any, **named: Any) -> Tensor:
     checked = CheckedLayer(operands, granularity)
     if unquantized is not None and _choose(checked).unquantized:
         return mm(x, unquantized, bias, out_dtype)
-    check_values(weight_scale=weight_scale)
+    check_values(weight_scale=scale)
     if granularity == "block":
         blocks = _block_operands(checked)
         return compute(blocks, find_layout(blocks, near=True) or LAYOUTS[0])
-    q, scale = quantize(x, granularity, weight.dtype)
-    factors = factors_of_rows(weight, weight_scale) if granularity == "row" else weight_scale
-    return multiply_quantized(ScaledOperands(q, weight, scale, factors, bias, out_dtype))
+    q, of_q = quantize(x, granularity, weight.dtype)
+    factors = factors_of_rows(weight, scale) if granularity == "row" else scale
+    return multiply_quantized(ScaledOperands(q, weight, of_q, factors, bias, out_dtype))
 
 
 def _choose(checked: CheckedLayer) -> LayerChoice:

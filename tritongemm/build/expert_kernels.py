@@ -11,7 +11,7 @@ from typing import TypeAlias
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES, Rounding
 from tritongemm.core.helper_kernel import ACTIVATIONS, HelperArguments, HelperKernel
-from tritongemm.core.integers import cdiv
+from tritongemm.core.integers import cdiv, power_of_two
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import MX_MODES, SCALED_BLOCK, granularity, powers_of
 from tritongemm.core.target import Target
@@ -53,7 +53,7 @@ def choose_gather(dtype_x: str, dtype_q: str, mode: str, rows: int, k: int, stri
     Types are our names; `mode` is ``row``, ``block`` or one of `MX_MODES` where rows are quantised, what shares a
     factor; else "". Rows have `k` elements, tokens begin `stride` elements apart, and each has `topk` experts.
     """
-    pointers = {"x_ptr": _pointer(dtype_x), "order_ptr": "*i32", **_results(dtype_q, mode)}
+    pointers = {"x_ptr": pointer(dtype_x), "order_ptr": "*i32", **_results(dtype_q, mode)}
     numbers = {"rows": rows, "K": k, "stride": stride, "topk": topk}
     divided = {"K": k, "stride": stride}
     text, constants = _text(mode), _row_constants(dtype_q, mode, k, _PART)
@@ -68,7 +68,7 @@ def choose_route(
     """
     rows, k = shape
     count = next(most for most in _SORTED_AT_A_TIME if rows <= most)
-    pointers = {"ids_ptr": f"*{ids}", "x_ptr": _pointer(dtype_x)}
+    pointers = {"ids_ptr": f"*{ids}", "x_ptr": pointer(dtype_x)}
     pointers |= dict.fromkeys(("order_ptr", "place_ptr", "ends_ptr"), "*i32") | _results(dtype_q, mode)
     numbers = {"rows": rows, "K": k, "stride": stride, "topk": topk, "experts": experts}
     constants, grid = {"COUNT": count, **_row_constants(dtype_q, mode, k)}, (max(rows, experts), 1)
@@ -83,7 +83,7 @@ def choose_activate(
     Arguments are as of `choose_gather`, but `k` counts half a row; the activation is one of `ACTIVATIONS`. Columns of
     both alternate by `run` where that is not 0, and nothing is added then.
     """
-    pointers = {"h_ptr": _pointer(dtype_h), **_results(dtype_q, mode), **_bias(added, dtype_h), "order_ptr": "*i32"}
+    pointers = {"h_ptr": pointer(dtype_h), **_results(dtype_q, mode), **_bias(added, dtype_h), "order_ptr": "*i32"}
     biased = {"ACTIVATION": ACTIVATIONS.index(activation), "BIASED": int(added != UNBIASED), "RUN": run}
     constants = {**biased, **_row_constants(dtype_q, mode, k, _PART)}
     numbers, grid = {"rows": rows, "K": k, "experts": added[2]}, _parts(rows, k, constants)
@@ -97,11 +97,11 @@ def choose_combine(
 
     `dtype_y` is the type of the rows and of the result, `weights` one of `WEIGHT_TYPES`.
     """
-    y = _pointer(dtype_y)
-    pointers = {"y_ptr": y, "place_ptr": "*i32", "weights_ptr": _pointer(weights), "ends_ptr": "*i32", "out_ptr": y}
+    y = pointer(dtype_y)
+    pointers = {"y_ptr": y, "place_ptr": "*i32", "weights_ptr": pointer(weights), "ends_ptr": "*i32", "out_ptr": y}
     pointers |= _bias(added, dtype_y)
-    block = min(_COMBINED_AT_A_TIME, _power_of_two(k))
-    constants = {"MOST": _power_of_two(topk), "BIASED": int(added != UNBIASED), "BLOCK": block}
+    block = min(_COMBINED_AT_A_TIME, power_of_two(k))
+    constants = {"MOST": power_of_two(topk), "BIASED": int(added != UNBIASED), "BLOCK": block}
     numbers = {"K": k, "experts": experts, "topk": topk}
     return _chosen("combine_rows", pointers, numbers, constants, (tokens, cdiv(k, block)), {"K": k})
 
@@ -145,7 +145,7 @@ def _parts(rows: int, k: int, constants: Mapping[str, float]) -> tuple[int, int]
 
 def _row_constants(dtype_q: str, mode: str, k: int, most: int = 0) -> dict[str, float]:
     """Return constants of a kernel that writes rows, or `most` elements of them where no factor is of all of a row."""
-    block = max(DEPTH, _power_of_two(k))
+    block = max(DEPTH, power_of_two(k))
     block = min(block, most) if most and _MODES.get(mode) != 1 else block
     constants = {"MAXIMUM": 0.0, "DEPTH": DEPTH, "CARRY": 0, "LESS": 0, "PAD": 1, "BLOCK": block}
     if mode not in MX_MODES:
@@ -153,7 +153,7 @@ def _row_constants(dtype_q: str, mode: str, k: int, most: int = 0) -> dict[str, 
         return constants | {"MODE": kind, "MAXIMUM": DTYPES[dtype_q].maximum if mode else 0.0}
     scaling, rounding, packed = powers_of(mode), Rounding.of(dtype_q), DTYPES[dtype_q].packed > 1
     constants |= {"MODE": _PACKED_POWERS if packed else _POWERS, "CARRY": rounding.carry, "LESS": rounding.less}
-    block = max(scaling.depth * _GROUPS_STORED, _power_of_two(k))
+    block = max(scaling.depth * _GROUPS_STORED, power_of_two(k))
     return constants | {"DEPTH": scaling.depth, "PAD": scaling.pad[1], "BLOCK": block}
 
 
@@ -166,19 +166,16 @@ def _text(mode: str = "") -> str:
 def _bias(added: Added, rows: str) -> dict[str, str]:
     """Return the pointers to the bias of each expert and to the experts of tokens, which none but a bias reads."""
     bias, ids, _ = added
-    return {"bias_ptr": _pointer(bias or rows), "ids_ptr": f"*{ids}"}
+    return {"bias_ptr": pointer(bias or rows), "ids_ptr": f"*{ids}"}
 
 
 def _results(dtype_q: str, mode: str) -> dict[str, str]:
-    return {"q_ptr": _pointer(dtype_q), "scale_ptr": "*u8" if mode in MX_MODES else "*fp32"}
+    return {"q_ptr": pointer(dtype_q), "scale_ptr": "*u8" if mode in MX_MODES else "*fp32"}
 
 
-def _pointer(dtype: str) -> str:
+def pointer(dtype: str) -> str:
+    """Return the type of a pointer in a kernel's signature."""
     return f"*{DTYPES[dtype].triton}"
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 def _chosen(

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from math import gcd
 from typing import Final, NamedTuple
 
-from tritongemm.build.expert_kernels import DEPTH, ID_TYPES, MOST_TOPK, Chosen, mode_of
+from tritongemm.build.expert_kernels import DEPTH, ID_TYPES, MOST_TOPK, Chosen, mode_of, pointer
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES
 from tritongemm.core.helper_kernel import ACTIVATIONS, HelperArguments, HelperKernel
-from tritongemm.core.integers import cdiv
+from tritongemm.core.integers import cdiv, power_of_two
 from tritongemm.core.problem import Problem
 
 SCALES = {"": 0, "row": 1, "block": 2}  # the granularities of weights that these kernels read
@@ -55,8 +55,8 @@ class FewExperts(NamedTuple):
 
 def choose_gate_up(one: FewExperts, stride: int, activation: str) -> Chosen:
     """Return the kernel of activation(gate) * up of each row, whose tokens begin `stride` elements apart."""
-    x = _pointer(one.dtype_x)
-    pointers = {"ids_ptr": f"*{one.ids}", "x_ptr": x, "w_ptr": _pointer(one.dtype_w), "scale_ptr": "*fp32", "h_ptr": x}
+    x = pointer(one.dtype_x)
+    pointers = {"ids_ptr": f"*{one.ids}", "x_ptr": x, "w_ptr": pointer(one.dtype_w), "scale_ptr": "*fp32", "h_ptr": x}
     numbers = {"K": one.k, "inner": one.n, "stride": stride, "topk": one.topk, "experts": one.experts}
     tile = FIRST_OF_FP8 if DTYPES[one.dtype_w].is_fp8 else FIRST
     return _chosen("gate_up_rows", one, pointers, numbers, {"ACTIVATION": ACTIVATIONS.index(activation)}, tile)
@@ -64,11 +64,11 @@ def choose_gate_up(one: FewExperts, stride: int, activation: str) -> Chosen:
 
 def choose_down(one: FewExperts, weights: str) -> Chosen:
     """Return the kernel of each token's weighted sum; `weights` is the routing weights' type."""
-    x = _pointer(one.dtype_x)
-    pointers = {"ids_ptr": f"*{one.ids}", "h_ptr": x, "w_ptr": _pointer(one.dtype_w), "scale_ptr": "*fp32"}
-    pointers |= {"weights_ptr": _pointer(weights), "out_ptr": x}
+    x = pointer(one.dtype_x)
+    pointers = {"ids_ptr": f"*{one.ids}", "h_ptr": x, "w_ptr": pointer(one.dtype_w), "scale_ptr": "*fp32"}
+    pointers |= {"weights_ptr": pointer(weights), "out_ptr": x}
     numbers = {"K": one.k, "hidden": one.n, "topk": one.topk, "experts": one.experts}
-    most, tile = _power_of_two(one.topk), SECOND if one.bytes > 1 else SECOND_OF_BYTES
+    most, tile = power_of_two(one.topk), SECOND if one.bytes > 1 else SECOND_OF_BYTES
     tile = tile._replace(warps=max(tile.warps, most // _EXPERTS_OF_A_WARP))
     constants = {"MOST": most, "AHEAD": int(one.rows == 1 and one.bytes > 1)}  # more tokens have more programs
     return _chosen("down_rows", one, pointers, numbers, constants, tile)
@@ -92,18 +92,10 @@ def kernels_for(problem: Problem) -> Iterator[Chosen]:
 def _chosen(
     name: str, one: FewExperts, pointers: dict[str, str], numbers: dict[str, int], constants: dict[str, int], tile: Tile
 ) -> Chosen:
-    at_once, block = _LOAD_BYTES // one.bytes, min(tile.depth, max(DEPTH, _power_of_two(one.k)))
+    at_once, block = _LOAD_BYTES // one.bytes, min(tile.depth, max(DEPTH, power_of_two(one.k)))
     chosen: dict[str, float] = {**constants, "SCALES": SCALES[one.mode], "COLUMNS": tile.columns, "BLOCK": block}
     chosen |= {"AT_ONCE": at_once, "DEPTH": DEPTH, "EARLY": tile.early}
     divisors = {n: gcd(value, _DIVISOR) for n, value in numbers.items() if n not in ("topk", "experts")}
     signature = pointers | dict.fromkeys(numbers, "i32")
     helper = HelperKernel(name, read_text("few_experts"), signature, chosen, divisors, tile.warps, overlaps=True)
     return helper, HelperArguments((one.rows, cdiv(one.n, tile.columns), 1), numbers)
-
-
-def _pointer(dtype: str) -> str:
-    return f"*{DTYPES[dtype].triton}"
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

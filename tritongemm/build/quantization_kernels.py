@@ -6,7 +6,7 @@ from math import gcd
 from tritongemm.build.helpers import read_text
 from tritongemm.core.dtypes import DTYPES, Rounding
 from tritongemm.core.helper_kernel import PARTS, HelperArguments, HelperKernel
-from tritongemm.core.integers import cdiv
+from tritongemm.core.integers import cdiv, power_of_two
 from tritongemm.core.problem import Problem
 from tritongemm.core.scaling import SCALED_BLOCK, Scaling
 from tritongemm.numerics.scale_factors import scale_places
@@ -83,7 +83,7 @@ def choose_kernel(asked: Quantization) -> tuple[HelperKernel, HelperArguments]:
     numbers = {"M": asked.m, "K": asked.k}
     constants = {"MAXIMUM": q.maximum, "INTEGER": int(q.is_integer)}
     if asked.granularity == "row":
-        columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, 1 << (asked.k - 1).bit_length()))
+        columns = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, power_of_two(asked.k)))
         each = 512 if asked.m <= _FEW_ROWS else 1024  # columns of a warp
         name, grid, warps = "quantize_rows", (asked.m, 1, 1), min(16, max(4, columns // each))
         constants |= {"BLOCK": columns, "ONCE": int(asked.k <= columns)}

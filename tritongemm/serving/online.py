@@ -25,6 +25,7 @@ import torch
 
 from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, OutputError, TritonGemmError
+from tritongemm.core.integers import power_of_two
 from tritongemm.core.problem import Problem
 from tritongemm.core.record import Record
 from tritongemm.core.served_call import CallSignature, LoadedKernel
@@ -303,7 +304,7 @@ class OnlineTuner:
         """Provide a workspace of `needed` bytes; it grows by powers of two, as former ones are never freed."""
         pool = self._device.workspaces
         if needed > (pool.workspace_bytes if pool else 0):
-            grown = max(_LEAST_WORKSPACE_BYTES, 1 << (needed - 1).bit_length())
+            grown = max(_LEAST_WORKSPACE_BYTES, power_of_two(needed))
             self._device.reserve_workspaces(grown, pool.counter_bytes if pool else 0)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritongemm.core.errors import DamagedFileWarning, InputError, UnavailableError
-from tritongemm.core.integers import round_up
+from tritongemm.core.integers import power_of_two, round_up
 from tritongemm.core.record import Record
 from tritongemm.core.support import SUPPORTED, Support
 from tritongemm.plugins import registry
@@ -65,7 +65,7 @@ def padded_ms(m: int, n: int) -> Iterator[int]:
     """Yield the M at which AITER looks a call up that has no row of its own M, the finer steps first."""
     step = next((step for most, step in _STEPS if m <= most), _STEP_ABOVE)
     yield round_up(m, step)
-    yield _LARGE_M if m > _LARGE_M and n > _LARGE_N else 1 << (m - 1).bit_length()
+    yield _LARGE_M if m > _LARGE_M and n > _LARGE_N else power_of_two(m)
 
 
 def find_winner(record: Record) -> Backend | Support:

@@ -3,7 +3,7 @@
 from tritongemm.codegen.geometry import MX_INSTRUCTION_DEPTH, batch_fault, complete_runs, distant_rows, split_piece
 from tritongemm.codegen.template_facts import kernel_template
 from tritongemm.core.config import Config
-from tritongemm.core.integers import cdiv
+from tritongemm.core.integers import cdiv, power_of_two
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
 from tritongemm.search.cost_model.occupancy import MATRIX_K_BYTES, matrix_sides, without_matrix_units
@@ -26,27 +26,22 @@ WARP_COLUMNS, WIDE_WARP_ROWS, UNSLICED_K = 16, 32, 256
 CLOSE_ROWS, CLOSE_STAGES = 64, 3
 
 
-def _power_of_two_above(size: int, least: int) -> int:
-    """Return the smallest power of two that holds `size`, at least `least`."""
-    return max(least, 1 << (size - 1).bit_length())
-
-
 def fits_m(config: Config, problem: Problem, target: Target) -> str | None:
     """A block more than half empty costs what a smaller one would not; warp groups come in 64 rows."""
     instruction = 64 if target.has("wgmma") or target.has("tensor_memory") else 16
-    limit = _power_of_two_above(problem.m, 1 if without_matrix_units(config) else instruction)
+    limit = max(1 if without_matrix_units(config) else instruction, power_of_two(problem.m))
     return f"BM {config.block_m} > {limit} that hold M {problem.m}" if config.block_m > limit else None
 
 
 def fits_n(config: Config, problem: Problem, target: Target) -> str | None:
     """A block along N holds at most twice the columns there are, 16 at least: the rest would be empty."""
-    limit = _power_of_two_above(problem.n, 16)
+    limit = max(16, power_of_two(problem.n))
     return f"BN {config.block_n} > {limit} that hold N {problem.n}" if config.block_n > limit else None
 
 
 def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
     """A block along K holds at most twice the elements there are, 32 at least: the rest would be empty."""
-    limit = _power_of_two_above(problem.k, MX_INSTRUCTION_DEPTH if problem.microscaled else 32)
+    limit = max(MX_INSTRUCTION_DEPTH if problem.microscaled else 32, power_of_two(problem.k))
     return f"BK {config.block_k} > {limit} that hold K {problem.k}" if config.block_k > limit else None
 
 
@@ -67,7 +62,7 @@ def scale_depth(config: Config, problem: Problem, target: Target) -> str | None:
         part = kernel_template(config.template).fragments and depth % block == 0
         split = (block % depth and not part) or (of_a is not None and of_a.dtype == "fp32" and of_a.depth % block)
         return f"BK {block} splits the {depth} elements along K of a scale" if split else None
-    wanted = min(depth, max(32, 1 << (problem.k - 1).bit_length()))
+    wanted = min(depth, max(32, power_of_two(problem.k)))
     return f"BK {block} for scales of {depth} elements along K" if depth and block != wanted else None
 
 
@@ -107,7 +102,7 @@ def short_rows(config: Config, problem: Problem, target: Target) -> str | None:
 def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
     """Where square tiles of 32 or 64 fill the device many times, smaller ones only load more."""
     for side in (64, 32):
-        m, n = min(side, _power_of_two_above(problem.m, 8)), min(side, _power_of_two_above(problem.n, 16))
+        m, n = min(side, max(8, power_of_two(problem.m))), min(side, max(16, power_of_two(problem.n)))
         if config.block_m >= m and config.block_n >= n:
             continue
         tiles = cdiv(problem.m, m) * cdiv(problem.n, n) * problem.batch
@@ -128,7 +123,7 @@ def group_m(config: Config, problem: Problem, target: Target) -> str | None:
     group, rows, columns = config.group_m, cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
     if min(rows, columns) == 1:
         return None if group == 1 else f"group_m {group} with {rows} x {columns} tiles"
-    rounded = 1 << (rows - 1).bit_length()
+    rounded = power_of_two(rows)
     if group > rounded:
         return f"group_m {group} > {rows} tiles along M"
     if target.xcds > 1 or (group == 1 and rows > 2 * LEAST_GROUP_ROWS):
@@ -165,7 +160,7 @@ def slices(config: Config, problem: Problem, target: Target) -> str | None:
     Tiles of one row leave more room to loads: of int4 on an H200 6144 x 4096 took 6.0 us so and 6.6 in tiles of eight,
     2560 x 8192 5.7 and 5.9, 8192 x 2048 4.8 and 5.0. Of larger weights they were 1 % faster to 3 % slower.
     """
-    shared, held = config.option("slices", 1) > 1, _power_of_two_above(problem.m, 8)
+    shared, held = config.option("slices", 1) > 1, max(8, power_of_two(problem.m))
     several = problem.batch > 1  # perhaps groups, of which some have more rows than most
     if shared and (config.block_m > max(held, SLICED_ROWS * several) or problem.m > SLICED_ROWS):
         return f"slices of K in blocks of {config.block_m} for {problem.m} rows, limit {SLICED_ROWS}"

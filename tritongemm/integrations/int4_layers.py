@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tritongemm.core.errors import InputError
 from tritongemm.integrations.process import attribute, captures, plain
-from tritongemm.operations.four_bit_weights import PackedWeight, pack_nvfp4
+from tritongemm.operations.four_bit_weights import PackedWeight, pack_awq, pack_nvfp4
 from tritongemm.operations.linear_w4 import ACTIVATIONS, FourBitOperands
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.served_w4 import OF_EXPERTS, Converted, choose, choose_fp4, pack_experts, pack_int4_experts
@@ -116,6 +116,14 @@ def find_experts(
     except InputError as error:
         return f"of int4 that is refused: {error}"
     return f"with {found}" if isinstance(found, str) else found
+
+
+def find_awq_experts(scheme: Any, layer: Any) -> Converted | str:
+    """Return the same of AWQ's experts, of which `scheme` has the description that both servers read."""
+    config = scheme.quant_config
+    if not config.zero_point:
+        return "of AWQ without zero points"
+    return find_experts(layer, pack_awq, ("qweight", "scales", "qzeros"), config.group_size)
 
 
 def find_mxfp4_experts(layer: Any, biases: tuple[str, str]) -> Converted | str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tritongemm.integrations import int4_layers, process, sglang_moe
 from tritongemm.integrations.process import attribute
-from tritongemm.operations.four_bit_weights import pack_awq, pack_gptq
+from tritongemm.operations.four_bit_weights import pack_gptq
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 from tritongemm.serving.served_w4 import OF_EXPERTS, Converted
@@ -140,18 +140,12 @@ def _read_gptq(scheme: Any, layer: Any) -> Converted | str:
     return int4_layers.find_experts(layer, pack_gptq, ("qweight", "scales"), config.group_size)
 
 
-def _read_awq(scheme: Any, layer: Any) -> Converted | str:
-    if not scheme.quant_config.zero_point:
-        return "of AWQ without zero points"
-    return int4_layers.find_experts(layer, pack_awq, ("qweight", "scales", "qzeros"), scheme.quant_config.group_size)
-
-
 # Of each class of what computes a layer: the method that does, and what converts its weights.
 SCHEMES: Final[dict[str, tuple[str, Callable[..., Converted | str]]]] = {
     "compressed_tensors.schemes.compressed_tensors_wNa16_moe.CompressedTensorsWNA16MoE": (
         "apply_weights", _read_compressed,
     ),
     "gptq.schemes.gptq_moe.GPTQMarlinMoEScheme": ("apply_weights", _read_gptq),
-    "awq.schemes.awq_moe.AWQMoEScheme": ("apply_weights", _read_awq),
+    "awq.schemes.awq_moe.AWQMoEScheme": ("apply_weights", int4_layers.find_awq_experts),
     "mxfp4.Mxfp4MoEMethod": ("apply", _read_mxfp4),
 }  # fmt: skip

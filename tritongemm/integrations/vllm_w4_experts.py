@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tritongemm.integrations import int4_layers
 from tritongemm.integrations.process import attribute, guarded, replace
-from tritongemm.operations.four_bit_weights import pack_awq, pack_gptq
+from tritongemm.operations.four_bit_weights import pack_gptq
 from tritongemm.operations.mixture import MixtureOperands
 from tritongemm.serving import server_calls
 from tritongemm.serving.served_w4 import OF_EXPERTS, Converted
@@ -123,12 +123,6 @@ def _read_gptq(method: Any, layer: Any) -> Converted | str:
     return int4_layers.find_experts(layer, pack_gptq, ("qweight", "scales"), config.group_size)
 
 
-def _read_awq(method: Any, layer: Any) -> Converted | str:
-    if not method.quant_config.zero_point:
-        return "of AWQ without zero points"
-    return int4_layers.find_experts(layer, pack_awq, ("qweight", "scales", "qzeros"), method.quant_config.group_size)
-
-
 # Of classes of what loads a layer: their module, what converts its weights, and its activation by vLLM's name.
 METHODS: Final[dict[str, tuple[str, Callable[..., Any], str]]] = {
     "GptOssMxfp4MoEMethod": ("mxfp4", _convert_mxfp4, _INTERLEAVED),
@@ -138,7 +132,7 @@ METHODS: Final[dict[str, tuple[str, Callable[..., Any], str]]] = {
         "silu",
     ),
     "AutoGPTQMoEMethod": ("auto_gptq", partial(_convert_int4, _read_gptq), "silu"),
-    "AutoAWQMoEMethod": ("auto_awq", partial(_convert_int4, _read_awq), "silu"),
+    "AutoAWQMoEMethod": ("auto_awq", partial(_convert_int4, int4_layers.find_awq_experts), "silu"),
 }
 
 

@@ -195,14 +195,14 @@ def make_layer_hook(
 
         result = compute(*given, **named) if result is False else hook(compute, *given, **named)
         of_both = [attribute(one, holds) if holds else one for one in (result, *computed)]
-        if len({*map(id, of_both)}) < len(of_both) and not _may_change(held):
+        if len({*map(id, of_both)}) < len(of_both) and not may_change(held):
             keep(dispatcher.default.calls.declined, key, None)
         return result
 
     return ask_once
 
 
-def _may_change(x: Tensor) -> bool:
+def may_change(x: Tensor) -> bool:
     """Return whether a call of the same layer and shape may be decided otherwise a moment later."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled() or torch._C._len_torch_dispatch_stack():
         return True

@@ -52,14 +52,15 @@ def _flashinfer(x: Tensor, weight: Tensor, weight_scale: Tensor, *_: Any) -> Blo
     return BlockOperands(x, weight, weight_scale)  # It quantises bfloat16 itself.
 
 
-OPERATORS: Final[dict[str, Callable[..., BlockOperands]]] = {
-    "_C::cutlass_scaled_mm": _cutlass,
-    "vllm::fp8_gemm_nt_op": _deep_gemm,
-    "vllm::w8a8_triton_block_scaled_mm_func": _triton,
-    "vllm::flashinfer_fp8_blockscale_gemm": _flashinfer,
-    "vllm::dynamic_flashinfer_deepgemm_blockscale_gemm": _flashinfer,
-    "vllm::rocm_aiter_gemm_a8w8_blockscale": _aiter,
-    "vllm::rocm_aiter_triton_gemm_a8w8_blockscale": _aiter,
+# What reads the arguments of each, and the places of the activations and of the weight among them.
+OPERATORS: Final[dict[str, tuple[Callable[..., BlockOperands], tuple[int, int]]]] = {
+    "_C::cutlass_scaled_mm": (_cutlass, (1, 2)),
+    "vllm::fp8_gemm_nt_op": (_deep_gemm, (0, 2)),
+    "vllm::w8a8_triton_block_scaled_mm_func": (_triton, (0, 1)),
+    "vllm::flashinfer_fp8_blockscale_gemm": (_flashinfer, (0, 1)),
+    "vllm::dynamic_flashinfer_deepgemm_blockscale_gemm": (_flashinfer, (0, 1)),
+    "vllm::rocm_aiter_gemm_a8w8_blockscale": (_aiter, (0, 1)),
+    "vllm::rocm_aiter_triton_gemm_a8w8_blockscale": (_aiter, (0, 1)),
 }
 
 
@@ -79,10 +80,15 @@ def hook(invariant: bool = False) -> None:
         n, k = operands.weight.shape
         if not serves_scaled(n, k, invariant):
             return None
-        weight, scale, bias = plain(operands.weight), plain(operands.weight_scale), plain(operands.bias)
-        return partial(_multiply, operands._replace(weight=weight, weight_scale=scale, bias=bias), own)
+        if not type(operands.weight) is type(operands.weight_scale) is Tensor or operands.bias is not None:
+            weight, scale, bias = plain(operands.weight), plain(operands.weight_scale), plain(operands.bias)
+            operands = operands._replace(weight=weight, weight_scale=scale, bias=bias)
+        return partial(_multiply, operands, own)
 
-    found = [stand_before(name, make_hook("vLLM", SERVED, partial(read, find))) for name, find in OPERATORS.items()]
+    found = [
+        stand_before(name, make_hook("vLLM", SERVED, partial(read, find)), places)
+        for name, (find, places) in OPERATORS.items()
+    ]
     if not any(found):
         raise AttributeError(f"there is no operator {' or '.join(OPERATORS)}")
 

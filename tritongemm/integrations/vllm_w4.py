@@ -111,7 +111,7 @@ def hook(linear: Any) -> None:
     of_nvfp4 = dict.fromkeys(kind for kinds in linear._POSSIBLE_NVFP4_KERNELS.values() for kind in kinds)
     own = [kind for kind in (*listed, *of_nvfp4) if kind.__name__ in (*KERNELS, NVFP4)]
     before_machete, before_marlin = (make_hook("vLLM", SERVED, read) for read in (read_machete, read_marlin))
-    found = [stand_before(MACHETE, before_machete), stand_before(MARLIN, before_marlin)]
+    found = [stand_before(MACHETE, before_machete, (0, 1)), stand_before(MARLIN, before_marlin, (0, 2))]
     for kind in (kind for kind in own if kind.__name__ == TRITON):
         found.append(_name_tritons(sys.modules[kind.__module__], before_machete))
     if not any(found):

@@ -363,3 +363,37 @@ def test_factors_that_a_row_wants_padded_are_copied(unloaded: Dispatcher, monkey
             out = torch.empty(m, N, dtype=torch.bfloat16)
             assert server_calls.product_or(BlockOperands(a, b, of_b, of_a, out=out), lambda: torch.empty(1)) is out
     assert read == [(1, 8), (1, 8), (1, 3)]
+
+
+def test_what_the_server_computes_is_not_looked_at_again(unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    """Until rows are added; a race that tuned kernels win calls the server's kernel too, and is no such answer."""
+    asked, multiply = list[int](), vllm_fp8._multiply
+
+    def pays(key: Any, prepare: Callable[[], Any]) -> bool:
+        _, theirs = prepare()
+        return all(theirs() is None for _ in range(2))
+
+    def count(given: BlockOperands, own: Callable[[], Any]) -> Any:
+        asked.append(given.x.shape[0])
+        return multiply(given, own)
+
+    servers.install_vllm_blocks(monkeypatch)
+    hold(monkeypatch, unloaded, record(problem()))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(server_calls, "pays", pays)
+    monkeypatch.setattr(vllm_fp8, "_multiply", count)
+    monkeypatch.setattr("tritongemm.serving.launching.OperandCall.__call__", lambda call, *given: given[-1])
+    vllm_fp8.hook()
+
+    b, of_b = operands(1)[1::2]
+
+    def call(m: int) -> float:
+        out = torch.zeros(m, N, dtype=torch.bfloat16)
+        torch.ops._C.cutlass_scaled_mm(out, operands(m)[0], b.t(), operands(m)[2], of_b.t(), None)
+        return float(out.max())
+
+    with torch.no_grad():
+        assert [call(m) for m in (5, 5, 5)] == [4, 4, 4] and asked == [5]
+        assert [call(m) for m in (M, M, M)] == [4, 0, 0] and asked == [5, M, M, M]  # by a kernel that writes nothing
+        hold(monkeypatch, unloaded, record(problem(5)))
+        assert call(5) == 4 and call(5) == 0 and asked[4:] == [5, 5]

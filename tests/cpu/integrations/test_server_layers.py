@@ -362,8 +362,8 @@ def test_inductor_calls_operators_by_name(monkeypatch: Patch) -> None:
         rows.append(given[0].shape[0])
         return own(*given)
 
-    assert not compiled.stand_before("_C::moved", hook)
-    assert all(compiled.stand_before(name, hook) for name in ("_C::cutlass_scaled_mm", "_C::marlin_gemm"))
+    assert not compiled.stand_before("_C::moved", hook, (0, 1))
+    assert all(compiled.stand_before(f"_C::{name}", hook, (1, 2)) for name in ("cutlass_scaled_mm", "marlin_gemm"))
     packed, weight = torch.full((4,), 6, dtype=torch.int32), torch.ones(256, 128).to(FP8)
 
     def layers(x: Tensor, scale: Tensor, of_weight: Tensor) -> Tensor:

@@ -205,6 +205,8 @@ def _kept(cells: Cells) -> dict[str, Any]:
     Cells that hold something else are passed over, as nothing here reads them.
     """
     number = whole_number(cells.text("kernelId"))
+    if number is None and cells.text("libtype") != "hipblaslt":  # there it is the config's own
+        number = whole_number(cells.text("solidx"))
     ratio = _share(cells.text("errRatio"))
     found = {"kernelId": number or None, "errRatio": ratio or None}
     present = {name: value for name, value in found.items() if value is not None}
@@ -226,7 +228,7 @@ def kept_cells(record: Record, kernel: NamedKernel) -> dict[str, str]:
     if not isinstance(kept, Mapping) or kept.get("kernelName") != kernel.name:
         return {}
     number, ratio = whole_number(str(kept.get("kernelId", ""))), _share(kept.get("errRatio"))
-    cells = {"kernelId": number, "errRatio": ratio}
+    cells = {"kernelId": number, "solidx": kernel.index or number, "errRatio": ratio}
     present = {name: str(value) for name, value in cells.items() if value is not None}
     return present | {other: present[name] for other, name in OTHER_NAMES.items() if name in present}
 

@@ -80,6 +80,7 @@ def test_problems_are_a_linear_layers_and_kernels_that_can_be_run_are_configs() 
     assert first.record and first.record.seconds == 7.9191e-6 and first.record.winner == "asm"
     assert fourth.config is None and fourth.record is None, "a placeholder, and AITER's own Triton kernel"
     assert first.config and (first.config.template, first.config.split_k) == (ASM, 13)
+    assert first.record and save(f"{BF16}\n", first.record)[0][1].partition(",asm,")[2].startswith("5,13,7.9191,")
     assert second.config and second.config.backend == "blaslt" and second.config.split_k == 2
     assert (second.config.option("index"), second.config.option("version")) == (440598, 0), "found again by its name"
     assert third.config and third.config.backend == "torch"

@@ -77,6 +77,12 @@ def _build(args: argparse.Namespace) -> int:
         raise InputError(f"{', '.join(args.results)}: no result can be held in a library; tune sizes on the GPU first")
     for line in tuned_rows.list_calls(records, every=False):
         shell.report(line)
+    held = [(one.record.code, one.kernel.sha256) for one in published.built.entries if one.kernel is not None]
+    if others := sum(measured not in ("", packed) for measured, packed in held):
+        shell.report(
+            f"{others} of {len(held)} kernels are not the code that was measured, as they are compiled otherwise here, "
+            "and may not be as fast; tritongemm check names them in the file of results, and --repair races them again"
+        )
     _report_written(output, published.contents, published.conflicts, args.verbose)
     return shell.WRONG if damaged or published.built.left_out else shell.DONE
 

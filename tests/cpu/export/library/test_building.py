@@ -30,13 +30,14 @@ def _launches(record: Record) -> list[Launch]:
 def test_a_file_of_results_becomes_a_library(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     predicted = replace(RANGE, problem=RANGE.problem.at(99), timer="model", m_from=78)
     with Store.open(tmp_path / "tuned.yaml", "sm90", {}, {}) as store:
-        for record in (RANGE, MAPS, LOST, predicted):
+        for record in (RANGE, replace(MAPS, code="0" * 64), LOST, predicted):
             store.add_record(record)
         store.merge()
     monkeypatch.setattr(machine, "find_machine", lambda _: HERE)
     out = tmp_path / "library.zip"
     assert command.main(["build", str(tmp_path / "tuned.yaml"), "-o", str(out)]) == 1
     said = capsys.readouterr()
+    assert "1 of 2 kernels are not the code that was measured, as they are" in said.err
     assert "prediction (timer: model)" in said.err and said.out.startswith(f"{out}: 3 results, 2 with kernels of ")
     library = open_library(out)
     entries = {entry.record.config: entry for entry in library.entries if entry.kernel is not None}

@@ -59,7 +59,7 @@ _TILE_STEP = 8  # step of the heights of a library's tiles, in rows
 _ALONE_STEPS = 16  # M to twice it for which kernels are offered where no library has a tile for each 8 rows
 _FITTING = 4  # kernels that are offered for an M between the searched ones
 _SHORTEST_STEP, _LONGEST_STEP = 1 / 40, 1 / 11  # from one row of a table to the next, relative to its M
-_LONGEST_FIT = 1 / 8  # the same where the next row ends where lower tiles of a library fit
+_LONGEST_FIT = 1 / 10  # the same where the next row ends where lower tiles of a library fit
 
 
 @dataclass(frozen=True)

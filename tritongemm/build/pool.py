@@ -1,4 +1,4 @@
-"""Stage: Problems, Configs → Built, in parallel, with no GPU touched.
+"""Stage: compile jobs → artifacts, in parallel, with no GPU touched.
 
 joblib's threads each drive one compiler process. A compile that crashes or outlasts its limit takes its process with it
 and costs that config alone; one that crashed gets a second chance, as memory may have been short. Artifacts are in a

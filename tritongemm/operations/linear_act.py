@@ -191,12 +191,12 @@ def finished(act: str, product: Tensor, dtype: torch.dtype, run: int = RUN) -> T
 def interleave_gate_up(gate: Tensor, up: Tensor, run: int = RUN) -> Tensor:
     """Return the weight of gate and up for `linear_act`, or their bias: the rows of both, by 8 of each in turn.
 
-    Beside factors for 128 x 128 of fp8 or int8 weights alternate by 128 rows, and the factors by one.
+    Weights of fp8 or int8 with factors for 128 x 128 alternate by 128 rows (``run=128``), their factors by one.
 
     Args:
         gate: the weight [N, K] whose product is activated, N a multiple of `run`; or a bias [N], or factors.
         up: the weight whose product is multiplied by it, of the same shape.
-        run: rows in turn.
+        run: the number of rows of each in turn.
 
     Returns:
         [2 N, K], or [2 N].

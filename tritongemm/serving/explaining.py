@@ -29,9 +29,9 @@ def explain(call: str | Callable[..., Any] | Tensor | None = None, *operands: An
         named: those that it is given by name.
 
     Returns:
-        For each product of the call a line that begins with ``exact``, ``range``, ``bucket``, ``near``, ``library`` or
-            ``fallback`` and, if kernel sources were asked, a line for each of them. For `linear_fp8` a line
-            ``quantised`` or ``unquantised`` with the times comes first.
+        For each product of the call a line that begins with ``exact``, ``range``, ``bucket``, ``near``, ``invariant``,
+            ``library`` or ``fallback`` and, if kernel sources were asked, a line for each of them. For `linear_fp8` a
+            line ``quantised`` or ``unquantised`` with the times comes first.
 
     Raises:
         TypeError: they are not its arguments, or one is no tensor.

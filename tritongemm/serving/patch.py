@@ -138,12 +138,17 @@ def patch(
 ) -> Patch:
     """Make tuned kernels compute those of a model's linear layers and experts for whose N and K there is a tuned row.
 
-    Served are modules that are exactly an ``nn.Linear``, with a plain parameter as weight; the fine-grained fp8
-    layers of transformers (``FP8Linear`` with factors per 128 x 128), by rows with scales, with activations
-    quantised by `linear_fp8`; int4 layers of gptqmodel, AutoAWQ and compressed-tensors, by `linear_w4`, and the experts
-    of mxfp4 of gpt-oss, by `fused_moe`, which then have their weight twice; and the experts that transformers holds in
-    two parameters of a layer, in bf16, fp16 or such fp8, through `fused_moe` if both of their grouped products have a
-    row. Layers of other classes (other quantised layers, adapters around a layer) and layers whose
+    Served are:
+
+    - modules that are exactly an ``nn.Linear``, with a plain parameter as weight;
+    - the fine-grained fp8 layers of transformers (``FP8Linear`` with factors per 128 x 128), by `linear_fp8`, where
+      there are rows with scales;
+    - int4 layers of gptqmodel, AutoAWQ and compressed-tensors, by `linear_w4`, and gpt-oss's experts of mxfp4, by
+      `fused_moe`; their weight is then held twice;
+    - the experts that transformers holds in two parameters of a layer, in bf16, fp16 or such fp8, by `fused_moe`, if
+      both of their grouped products have a row.
+
+    Layers of other classes (other quantised layers, adapters around a layer) and layers whose
     ``forward`` another library replaced are not changed; a plain layer inside an adapter is served. Under
     torch.compile each layer is one opaque operator that looks M up at run time, so that one graph serves every M.
     Gradients are computed by PyTorch and transformers.

@@ -295,7 +295,8 @@ def grouped_mm(  # noqa: PLR0913 (what a product of groups has)
             factors of all rows together, padded, and b's of each group.
         order_b: memory layout of weights of four bits, as of `linear_w4`.
         act: "", or as of `linear_act`, of rows one after another. Of gate and up b has all columns of gate, then those
-            of up, and the result is [M, N / 2]; with _block it is of a's type, its factors behind it.
+            of up, and the result is [M, N / 2]. With an act that ends in ``_block`` the result is of a's type, with
+            rows behind it that hold its factors.
 
     Returns:
         [M, N] or [groups, rows, N], contiguous, ordered on the current stream. Rows that belong to no group are

@@ -27,7 +27,7 @@ from tritongemm.plugins.contracts import KernelBackend, LibraryBackend
 from tritongemm.serving import source_row
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.serving_device import ServingDevice
-from tritongemm.serving.source_row import SourceRow
+from tritongemm.serving.source_row import SourceRow, baseline_won
 from tritongemm.serving.stored_kernels import LoadedCode, StoredKernel, TorchKernels, row_bits
 from tritongemm.system import settings
 
@@ -199,6 +199,23 @@ class DeviceKernels:
         """Return the tuned row of a problem for this GPU, or why there is none."""
         return self.records.find_row(problem, self.device.arch, self.device.compute_units)
 
+    def span(self, problem: Problem) -> range:
+        """Return the M that a problem's row serves, no other row being among them; none where one is."""
+        record = self.find_record(problem)
+        if isinstance(record, Support) or not record.m_from:
+            return range(0)
+        rows = self.records.near_rows(problem, self.device.arch, self.device.compute_units)
+        others = [row.record for row in rows if row.record is not record]
+        found = range(record.m_from, record.problem.m + 1)
+        alone = all(r.problem.m < found.start or (r.m_from or r.problem.m) >= found.stop for r in others)
+        return found if alone else range(0)
+
+    def library_spans(self, problems: Sequence[Problem]) -> list[range]:
+        """Return the spans of problems at whose M PyTorch, or an algorithm of its library, was the fastest."""
+        records = {problem: self.find_record(problem) for problem in problems}
+        won = [p for p, r in records.items() if isinstance(r, Record) and (baseline_won(r) or self.is_algorithm(r))]
+        return [span for span in map(self.span, won) if span]
+
     def loaded_for(self, record: Record) -> LoadedKernel | Support | None:
         """Return the kernel of a record, or why it can't be launched; None where it was not loaded yet."""
         return (self.loaded_ranges if record.m_from else self.loaded).get(record.problem)
@@ -226,7 +243,7 @@ class DeviceKernels:
 
     def is_algorithm(self, record: Record) -> bool:
         """Return whether an algorithm of a library won a record, other than what the library itself chooses."""
-        return isinstance(source_row.find_winner(record), LibraryBackend) and not source_row.baseline_won(record)
+        return isinstance(source_row.find_winner(record), LibraryBackend) and not baseline_won(record)
 
     def served_seconds(self, record: Record) -> float | None:
         """Return the seconds of what computes a record's problem here: the library's where a kernel is refused."""
@@ -305,7 +322,7 @@ class DeviceKernels:
         refusal = Support(f"{problem.key} was never tuned for {self.device.arch}, at any M")
         for at, row in enumerate(self.near_rows(problem)):
             record = row.record
-            if problem.kind == "grouped" and source_row.baseline_won(record) and not record.predicted:
+            if problem.kind == "grouped" and baseline_won(record) and not record.predicted:
                 return Support(f"{record.problem.key}: PyTorch's own product won there")
             most = _MOST_TIMES_ROWS * record.problem.group_m if record.config.block_m == 1 else problem.group_m
             few = Support(f"its kernel, with one row of A a program, is for {most} rows at most")

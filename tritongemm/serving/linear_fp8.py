@@ -74,13 +74,15 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     known: str | None = found.get(key, _UNKNOWN)
     if known is not _UNKNOWN:
         return known
-    chosen: str | None = None
+    rows, spans = x.numel() // max(x.shape[-1], 1), found.setdefault((*key[:1], x.shape[-1], *key[2:]), {})
+    chosen: str | None = next((layout for span, layout in spans.items() if rows in span), None)
     nearest, lasting = chosen, True
-    for layout, given in _forms(operands, held):
+    for layout, given in () if chosen else _forms(operands, held):
         try:
-            resolution = dispatcher.ask(SCALED, SCALED.check(given)).resolution
+            answers = dispatcher.ask(SCALED, SCALED.check(given))
         except InputError:  # A server's operands may be of another kind altogether.
             continue
+        resolution = answers.resolution
         lasting = lasting and resolution.lasting
         if resolution.kind == INVARIANT and not _has_rows(resolution, x.get_device()):
             continue
@@ -88,6 +90,8 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
             nearest = nearest or layout
         elif resolution.kind not in NOT_TUNED:
             chosen = layout
+            if x_scale is None and resolution.lasting and answers.device is not None and resolution.record is not None:
+                spans |= dict.fromkeys(filter(None, [answers.device.span(resolution.record.problem)]), layout)
             break
     if near:
         chosen = chosen or nearest

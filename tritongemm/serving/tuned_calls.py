@@ -89,7 +89,12 @@ class TunedCalls:
         x, w = operands.x, operands.w
         if any(are_transposed(x, w)) and w.shape not in self._dispatcher.weights_by_layout:
             return None  # The key is also that of dense operands, which a row may be for.
-        answers = self._dispatcher.explain(*operands, frequent=self._returns(x.numel() // max(x.shape[-1], 1)))
+        rows, spans = x.numel() // max(x.shape[-1], 1), table.setdefault(("library's", *key[:1], *key[2:]), [])
+        returns = self._returns(rows)
+        if not returns and any(rows in span for span in spans):
+            keep(table, key, None)
+            return None
+        answers = self._dispatcher.explain(*operands, frequent=returns)
         resolution, call = answers.resolution, None
         kernel = None if resolution.kind in NOT_TUNED else resolution.kernel
         if kernel is not None and answers.device is not None and answers.reading is not None:
@@ -99,6 +104,8 @@ class TunedCalls:
                 warnings.warn(f"the tuned kernel of {resolution.text} can't be launched: {error}", stacklevel=2)
         if resolution.lasting:
             keep(table, key, call)
+            if call is None and answers.device is not None and answers.reading is not None:
+                spans += answers.device.library_spans(answers.reading.problems)
         return call
 
     def _compute_otherwise(self, x: Tensor, w: Tensor, bias: Tensor | None, _: torch.dtype | None) -> Tensor:

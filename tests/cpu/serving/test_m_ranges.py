@@ -134,6 +134,27 @@ def test_a_function_says_which_m_are_frequent(gpu: Gpu, monkeypatch: Patch, retu
     assert asked == [m in often for m in (16, 512, 513, 777)]
 
 
+def test_what_is_found_at_an_m_holds_for_its_span(gpu: Gpu, monkeypatch: Patch) -> None:
+    """A row among the M of another ends that: no M is passed over that has a row of its own."""
+    dispatcher, empty = gpu
+    won = [record(problem(high, 32, 64), winner="torch", m_from=low) for low, high in ((600, 699), (700, 999))]
+    dispatcher.load([*won, record(problem(800, 32, 64))])
+    kernels = attach_device(dispatcher)
+    assert [len(kernels.span(problem(m, 32, 64))) for m in (650, 750, 800, 1000)] == [100, 0, 0, 0]
+    monkeypatch.setattr("tritongemm.serving.tuned_calls.is_watched", lambda: False)  # fake tensors are
+    asked, explain = list[int](), dispatcher.explain
+
+    def count(x: Any, w: Any, bias: Any, out_dtype: Any, frequent: bool) -> CallAnswers:
+        asked.append(len(x))
+        return explain(x, w, bias, out_dtype, frequent)
+
+    monkeypatch.setattr(dispatcher, "explain", count)
+    calls = TunedCalls(dispatcher, torch.nn.functional.linear)
+    with torch.no_grad():
+        assert not any(calls.find(empty(m, 64), empty(32, 64)) for m in (650, 699, 600, 650, 700, 701, 700))
+    assert asked == [650, 700, 701]
+
+
 # Kernels that other tests compile too.
 ROWS = (
     record(problem(200, 48, 160), m_from=1),

@@ -1,14 +1,13 @@
 import gc
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import tritongemm
+from tests.cpu.workloads.capturing.test_group_spreads import rows_of
 
 pytestmark = pytest.mark.usefixtures("gpu_machine")
 GROUPS, M = 4, 64
@@ -24,10 +23,6 @@ def no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line[2:]) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("- ")]
 
 
 def test_calls_and_graphs_say_how_rows_are_spread(tmp_path: Path) -> None:

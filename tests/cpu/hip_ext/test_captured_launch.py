@@ -8,8 +8,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from tests.cpu.hip_ext.test_driver import block
 from tests.support.linear_layers import StandInDriver
 from tests.support.nouns import Buffer, DriverError, Launch, Param, Patch, fails
+from tests.support.timers import poke
 from tritongemm.hip_ext.driver import driver, graph_capture
 from tritongemm.hip_ext.driver.graph_capture import Captured
 from tritongemm.hip_ext.driver.module import Function, Grid, PreparedLaunch
@@ -27,19 +29,11 @@ SHAPE = (4, 1, 1), (128, 1, 1), 64
 PARTS = (0, 8, 12)  # offsets of the three parameters of "fill"
 
 
-def block(address: int, count: int, value: int) -> bytes:
-    return struct.pack("<Qii", address, count, value)
-
-
 @pytest.fixture
 def nvidia(stand_in_driver: StartDriver) -> Opened:
     library, opened = stand_in_driver("nvidia")
     device = opened.device()
     return library, device, device.load(CODE).function("fill")
-
-
-def poke(library: ctypes.CDLL, name: str, value: int) -> None:
-    ctypes.c_int.in_dll(library, f"fake_{name}").value = value
 
 
 @pytest.mark.parametrize("offsets", [(), PARTS], ids=["block", "parameter by parameter"])

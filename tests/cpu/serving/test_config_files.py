@@ -1,6 +1,5 @@
 import logging
 import os
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.linear_layers import problem, record
-from tests.support.nouns import Patch, Record, cases, refuses, results_format, settings
+from tests.support.nouns import Patch, Record, cases, refuses, settings
+from tests.support.reports import write_results as write
 from tritongemm.serving import loaded_tables, source_row
 from tritongemm.serving.record_table import RecordTable
 
@@ -21,11 +21,6 @@ HEADER = (
 def no_variables(monkeypatch: Patch) -> None:
     for name in [name for name in os.environ if name.startswith(("AITER_CONFIG", "TRITONGEMM_CONFIG"))]:
         monkeypatch.delenv(name)
-
-
-def write(path: Path, records: Sequence[Record]) -> Path:
-    path.write_text(results_format().write(records), encoding="utf-8")
-    return path
 
 
 def aiters(m: int, us: float, gfx: str = "gfx942,304", n: int = 512) -> str:

@@ -6,17 +6,7 @@ from functools import cache
 from math import gcd
 from typing import Any
 
-from tritongemm.codegen.template_facts import (
-    LONG_FP8_SUM,
-    _code,
-    apart_in_bytes,
-    columns_at_once,
-    has_four_bit_weight,
-    kernel_template,
-    operand_of,
-    pieces_of_b,
-    stored_block,
-)
+from tritongemm.codegen import template_facts
 from tritongemm.core.config import LAUNCHED, Config
 from tritongemm.core.epilogues import RUN
 from tritongemm.core.problem import Problem
@@ -53,14 +43,14 @@ def constants(config: Config, problem: Problem) -> dict[str, Any]:
         "BLOCK_K": config.block_k,
         "SPLIT_K": config.split_k,
         "EVEN_K": problem.k % config.block_k == 0,
-        **kernel_template(config.template).constants(config, columns_at_once(problem)),
+        **template_facts.kernel_template(config.template).constants(config, template_facts.columns_at_once(problem)),
         **{option.upper(): 0 for option, _ in config.options if option in LAUNCHED},
     }
 
 
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
     """Return the grid and workspace of one launch."""
-    template, scope = kernel_template(config.template), _Scope(config, problem, compute_units)
+    template, scope = template_facts.kernel_template(config.template), _Scope(config, problem, compute_units)
     value = scope.evaluate
 
     row_major = {"a": problem.a.row_major, "b": problem.b.row_major, "c": True}
@@ -72,10 +62,10 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
         workspace_bytes=4 * products * value(template.workspace),
         semaphore_bytes=4 * products * value(template.semaphores),
         descriptors={
-            k: stored_block(
-                (value(r), value(c) // (problem.fold if operand_of(k) == "c" else 1)),
-                row_major[operand_of(k)],
-                packed[operand_of(k)],
+            k: template_facts.stored_block(
+                (value(r), value(c) // (problem.fold if template_facts.operand_of(k) == "c" else 1)),
+                row_major[template_facts.operand_of(k)],
+                packed[template_facts.operand_of(k)],
             )
             for k, (r, c) in template.descriptors.items()
         },
@@ -84,7 +74,7 @@ def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
 
 def _depth_of_scales(config: Config, problem: Problem) -> int:
     """Return the number of elements along K that share a scale; a block of K where no scale changes along K."""
-    in_blocks = problem.microscaled or has_four_bit_weight(problem)
+    in_blocks = problem.microscaled or template_facts.has_four_bit_weight(problem)
     depths = [] if in_blocks else [e.scaling.depth for e in problem.extras if e.scaling]
     return gcd(*depths) or config.block_k
 
@@ -107,7 +97,7 @@ _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
     "INTEGERS": lambda config, problem: problem.a.type.is_integer,
     "SCALED_N": lambda config, problem: problem.b.scaling.rows if problem.b.scaling and problem.scale_depth else 1,
     "SCALE_DEPTH": lambda config, problem: problem.scale_depth,
-    "LONG_SUM": lambda config, problem: problem.a.type.is_fp8 and problem.k > LONG_FP8_SUM,
+    "LONG_SUM": lambda config, problem: problem.a.type.is_fp8 and problem.k > template_facts.LONG_FP8_SUM,
 }
 
 
@@ -121,11 +111,11 @@ class _Scope(dict[str, Any]):
         self._config, self._problem = config, problem
 
     def __missing__(self, name: str) -> Any:
-        config, problem, template = self._config, self._problem, kernel_template(self._config.template)
+        config, problem, template = self._config, self._problem, template_facts.kernel_template(self._config.template)
         if name in _NAMES:
             value = _NAMES[name](config, problem)
         elif (option := name.lower()) in template.constexprs:
-            value = template.value(config, option, columns_at_once(problem))
+            value = template.value(config, option, template_facts.columns_at_once(problem))
         else:
             raise KeyError(name)
         self[name] = value
@@ -133,7 +123,7 @@ class _Scope(dict[str, Any]):
 
     def evaluate(self, expression: str) -> int:
         """Return the value of a template's expression."""
-        return int(eval(_code(expression), {"__builtins__": {}}, self))
+        return int(eval(template_facts._code(expression), {"__builtins__": {}}, self))
 
 
 def evaluate(expression: str, config: Config, problem: Problem, compute_units: int) -> int:
@@ -159,13 +149,13 @@ def list_needs(template: str) -> tuple[Need, ...]:
         complete_runs,
         _complete_pieces,
         _complete_scales,
-        *(_expression_need(words, holds) for words, holds in kernel_template(template).needs.items()),
+        *(_expression_need(words, holds) for words, holds in template_facts.kernel_template(template).needs.items()),
     )
 
 
 def _expression_need(words: str, holds: str) -> Need:
     """Return the need that an expression of a template's facts states."""
-    code = _code(holds)
+    code = template_facts._code(holds)
 
     def unmet(config: Config, problem: Problem, compute_units: int) -> str | None:
         return None if eval(code, {"__builtins__": {}}, _Scope(config, problem, compute_units)) else words
@@ -177,7 +167,7 @@ def distant_rows(config: Config, problem: Problem, compute_units: int = 1) -> st
     """Return why offsets inside a config's tile, which kernels add to its corner in 32 bits, need more; or None."""
     if max(*config.tile, problem.n if problem.groups else 0) * max(problem.leads) <= LARGEST_INDEX:
         return None
-    template, (m, n, k) = kernel_template(config.template), config.tile
+    template, (m, n, k) = template_facts.kernel_template(config.template), config.tile
     if problem.groups and problem.fold > 1:
         n = problem.n  # a tile's columns of up are half of them behind those of gate
     blocks = {"a": m if problem.a.row_major else k, "b": k if problem.b.row_major else n, "c": m}
@@ -192,13 +182,13 @@ def distant_rows(config: Config, problem: Problem, compute_units: int = 1) -> st
 
 def _complete_scales(config: Config, problem: Problem, compute_units: int) -> str | None:
     """Require that a block of K holds complete scales, or that a scale covers complete blocks."""
-    matrix = kernel_template(config.template).search.matrix
+    matrix = template_facts.kernel_template(config.template).search.matrix
     if problem.microscaled and matrix and config.block_k % MX_INSTRUCTION_DEPTH:
         least = MX_INSTRUCTION_DEPTH
         return f"block_k must be a multiple of {least} where matrix units apply scales, not {config.block_k}"
     if problem.microscaled and config.block_k % problem.scale_depth:
         return f"block_k must be a multiple of the {problem.scale_depth} elements of one scale, not {config.block_k}"
-    if config.block_k % max(1, span := 2 * apart_in_bytes(problem)):
+    if config.block_k % max(1, span := 2 * template_facts.apart_in_bytes(problem)):
         return f"block_k must be a multiple of the {span} elements in whose bytes B's are, not {config.block_k}"
     of_a = problem.a.scaling
     if span and of_a and of_a.dtype == "fp32" and of_a.depth % config.block_k:
@@ -218,7 +208,7 @@ def complete_runs(config: Config, problem: Problem, compute_units: int) -> str |
     # Pruning asks once for all that agree in what is read of a config: no more than decides, and that late.
     if problem.fold == 1 and not problem.in_blocks:
         return None
-    template, at_once = kernel_template(config.template), columns_at_once(problem)
+    template, at_once = template_facts.kernel_template(config.template), template_facts.columns_at_once(problem)
 
     def value(option: str, without: int = 0) -> int:
         return template.value(config, option, at_once) if option in template.constexprs else without
@@ -250,7 +240,7 @@ def _complete_pieces(config: Config, problem: Problem, compute_units: int) -> st
 
 def batch_fault(config: Config, problem: Problem) -> str | None:
     """Return why descriptors would read a batch wrong: they fill with zeros only outside the entire batch."""
-    described = set(map(operand_of, kernel_template(config.template).descriptors))
+    described = set(map(template_facts.operand_of, template_facts.kernel_template(config.template).descriptors))
     rows = {"a": problem.m if problem.a.row_major else problem.k, "b": problem.k if problem.b.row_major else problem.n}
     along_k = {"a": not problem.a.row_major, "b": problem.b.row_major}
     for name in sorted(described & rows.keys()):
@@ -269,7 +259,7 @@ def batch_fault(config: Config, problem: Problem) -> str | None:
 
 def split_piece(config: Config, problem: Problem) -> str | None:
     """Return why a config's blocks do not consist of complete groups and pieces of an interleaved B, or None."""
-    pieces = pieces_of_b(problem)
+    pieces = template_facts.pieces_of_b(problem)
     if pieces is None:
         return None
     run = pieces.run * problem.b.type.packed

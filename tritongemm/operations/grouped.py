@@ -14,11 +14,7 @@ from tritongemm.core.scaling import GRANULARITIES
 from tritongemm.core.support import Support
 from tritongemm.operations import checks
 from tritongemm.operations.contract import ProductOperation, Reading
-from tritongemm.operations.factors import (
-    readings,
-    spread,
-    why_none,
-)
+from tritongemm.operations.factors import readings, spread, why_none
 from tritongemm.operations.grouped_operands import GroupedOperands, check_extents, check_groups
 from tritongemm.operations.linear_act import finished
 from tritongemm.operations.linear_w4 import dequantize

@@ -29,19 +29,8 @@ from tests.support.kernel_cases import (
     TMA_SWAPPED,
     WS_FRAGMENTS,
 )
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    InputError,
-    Patch,
-    Record,
-    apart,
-    cases,
-    each,
-    make_problem,
-    registry,
-    space,
-)
+from tests.support.nouns import Config, Defaults, InputError, Patch, Record, make_problem, registry, space
+from tests.support.tables import apart, cases, each
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.build.pool import BuildPool
 from tritongemm.codegen import fact_sections, geometry, modules, render, template_facts

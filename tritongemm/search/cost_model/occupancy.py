@@ -7,15 +7,7 @@ has exact values.
 from dataclasses import dataclass
 from math import ceil
 
-from tritongemm.codegen.template_facts import (
-    adds_blocks,
-    columns_at_once,
-    columns_of_slot,
-    has_four_bit_weight,
-    kernel_template,
-    padded_columns,
-    search_facts,
-)
+from tritongemm.codegen import template_facts
 from tritongemm.core.artifact import Artifact
 from tritongemm.core.config import Config
 from tritongemm.core.problem import Problem
@@ -47,7 +39,7 @@ def matrix_sides(config: Config) -> tuple[int, int]:
 
 def without_matrix_units(config: Config) -> bool:
     """Say whether products are computed without matrix instructions, each thread's in its own registers."""
-    return not search_facts(config.template).matrix
+    return not template_facts.search_facts(config.template).matrix
 
 
 def has_single_row(config: Config) -> bool:
@@ -91,7 +83,7 @@ def takes_turns(config: Config, problem: Problem, target: Target) -> bool:
 
 def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
     """Return the bytes of LDS that hold tiles of A and B while the K loop runs; the epilogue may need more."""
-    if "warp_roles" in search_facts(config.template).rules:
+    if "warp_roles" in template_facts.search_facts(config.template).rules:
         return config.num_stages * int(slot_lines(config, problem) * config.block_k * problem.a.type.width)
     a = int(config.block_m * config.block_k * problem.a.type.width)
     b = int(config.block_n * config.block_k * problem.b.type.width)
@@ -109,8 +101,8 @@ def lds_bytes(config: Config, problem: Problem, target: Target) -> int:
 
 def slot_lines(config: Config, problem: Problem) -> int:
     """Return the rows and columns of a tile, as matrix instructions see them, that a slot of the ring has room for."""
-    rows = 0 if kernel_template(config.template).fragments else matrix_sides(config)[0]  # from registers
-    return rows + columns_of_slot(config, problem)
+    rows = 0 if template_facts.kernel_template(config.template).fragments else matrix_sides(config)[0]  # from registers
+    return rows + template_facts.columns_of_slot(config, problem)
 
 
 def stored_bytes(config: Config, problem: Problem) -> int:
@@ -118,8 +110,12 @@ def stored_bytes(config: Config, problem: Problem) -> int:
 
     Kernels whose warps have roles have a rule of their own. Where matrix units apply scales the bytes are not known.
     """
-    facts = search_facts(config.template)
-    if "c" not in kernel_template(config.template).descriptors or "warp_roles" in facts.rules or problem.microscaled:
+    facts = template_facts.search_facts(config.template)
+    if (
+        "c" not in template_facts.kernel_template(config.template).descriptors
+        or "warp_roles" in facts.rules
+        or problem.microscaled
+    ):
         return 0
     return config.block_m * config.block_n // config.option("epilogue_parts", 1) * problem.c.type.bytes
 
@@ -138,18 +134,18 @@ def block_sum_registers(config: Config, problem: Problem, target: Target) -> int
     warp-specialised kernels then multiply large tiles in two parts, side by side or, if the tile is high, one below the
     other. Of a weight of four bits they hold two widened blocks instead, of which one is multiplied.
     """
-    with_roles = "warp_roles" in search_facts(config.template).rules
-    if adds_blocks(problem, target) and with_roles:
+    with_roles = "warp_roles" in template_facts.search_facts(config.template).rules
+    if template_facts.adds_blocks(problem, target) and with_roles:
         return accumulator_registers(config, target)
     if not problem.scale_depth or problem.microscaled or without_matrix_units(config) or not config.is_generated:
         return 0
-    if with_roles and has_four_bit_weight(problem):
+    if with_roles and template_facts.has_four_bit_weight(problem):
         return config.block_n * config.block_k // (config.num_warps * target.wave_size)
-    template, (rows, columns) = kernel_template(config.template), matrix_sides(config)
-    at_once = columns_at_once(problem)
+    template, (rows, columns) = template_facts.kernel_template(config.template), matrix_sides(config)
+    at_once = template_facts.columns_at_once(problem)
     rest = template.value(config, "tail", at_once) if "tail" in template.constexprs else 0
     held = ceil(rows * (columns - rest) / (config.num_warps * target.wave_size))
-    in_one_part = rest or padded_columns(config, at_once)
+    in_one_part = rest or template_facts.padded_columns(config, at_once)
     stacked = with_roles and not in_one_part and not config.option("swap_ab") and held > MOST_BLOCK_SUM
     return held // 2 if stacked else held
 

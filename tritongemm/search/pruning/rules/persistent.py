@@ -2,17 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from tritongemm.codegen import template_facts
 from tritongemm.codegen.geometry import Need, list_needs, unmet_need
-from tritongemm.codegen.template_facts import (
-    MOST_PADDED,
-    PADDED_STEP,
-    columns_at_once,
-    exchanges_sums,
-    kernel_template,
-    odd_block,
-    padded_columns,
-    tail,
-)
 from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv, round_up
 from tritongemm.core.problem import Problem
@@ -48,12 +39,12 @@ RING_BARRIER_BYTES = 512
 def ring(config: Config, problem: Problem, target: Target) -> str | None:
     """The ring between the warps that fetch and multiply has as many slots as fit beside the stored part of C."""
     rows, width = matrix_sides(config)
-    template = kernel_template(config.template)
-    at_once = columns_at_once(problem)
-    rest, padded = template.value(config, "tail", at_once), padded_columns(config, at_once)
+    template = template_facts.kernel_template(config.template)
+    at_once = template_facts.columns_at_once(problem)
+    rest, padded = template.value(config, "tail", at_once), template_facts.padded_columns(config, at_once)
     slot = slot_lines(config, problem) * problem.a.type.bytes * config.block_k
     slot += factor_bytes(config, problem)
-    sharers = config.split_k if exchanges_sums(config, at_once) else 1
+    sharers = config.split_k if template_facts.exchanges_sums(config, at_once) else 1
     sums = rows * width * PARTIAL_BYTES * (sharers - 1) // sharers
 
     def beside(parts: int) -> int:
@@ -124,7 +115,7 @@ def groups(config: Config, problem: Problem, target: Target) -> str | None:
 
 def sides(config: Config, problem: Problem, target: Target) -> str | None:
     """No tile of the kernel can have these sides: of two powers of two, or padded to one."""
-    return odd_block(config)
+    return template_facts.odd_block(config)
 
 
 def needs(config: Config, problem: Problem, target: Target) -> str | None:
@@ -149,12 +140,14 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
     own = block_sum_registers(config, problem, target)
     if not own:
         return None
-    columns = matrix_sides(config)[1] - kernel_template(config.template).value(config, "tail", columns_at_once(problem))
+    columns = matrix_sides(config)[1] - template_facts.kernel_template(config.template).value(
+        config, "tail", template_facts.columns_at_once(problem)
+    )
     of_columns = problem.a.scaling if config.option("swap_ab") else problem.b.scaling
     each = of_columns is not None and of_columns.depth > 0 and of_columns.rows == 1
     held = accumulator_registers(config, target) + own + (columns // 4 if each else 0)
     limit = SUMS_LIMITS.get(config.num_warps, max(SUMS_LIMITS.values()))
-    if padded_columns(config, columns_at_once(problem)):
+    if template_facts.padded_columns(config, template_facts.columns_at_once(problem)):
         limit = max(limit, PADDED_SUMS_LIMIT)
     return f"{held} registers of sums and factors > {limit}" if held > limit else None
 
@@ -164,15 +157,15 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     wider one, and no more than a narrower one, which loads more. As many narrower ones would not hold all columns.
     """
     rows, width = matrix_sides(config)
-    rest = tail(width)
+    rest = template_facts.tail(width)
     if not rest:
         return None
-    padded = padded_columns(config, columns_at_once(problem))
+    padded = template_facts.padded_columns(config, template_facts.columns_at_once(problem))
     small = problem.groups is None and not config.option("swap_ab") and (rows < 128 or width < 192)
     if small and problem.scale_depth and not padded:
         # On an H200 none of these came within 3 % of the best at 35 sizes: their sums are scaled one after the other.
         return f"tiles of {rows} x {width} in two parts, whose sums are scaled one after the other"
-    if columns_at_once(problem) < MOST_PADDED and not padded and 2 * rest == width - rest:
+    if template_facts.columns_at_once(problem) < template_facts.MOST_PADDED and not padded and 2 * rest == width - rest:
         return None  # wide tiles are computed in parts anyway
     if config.option("share"):
         return f"tiles {width} wide and cut along K: either fills a round"
@@ -183,10 +176,10 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
         tiles = cdiv(m, rows) * cdiv(n, width) * config.split_k
         return cdiv(tiles, target.compute_units) * width
 
-    if padded and width > (least := round_up(cdiv(n, cdiv(n, width)), PADDED_STEP)):
+    if padded and width > (least := round_up(cdiv(n, cdiv(n, width)), template_facts.PADDED_STEP)):
         return f"{n} columns in tiles {width} wide: as many tiles {least} wide hold them"
     body, wider = (padded // 2, padded) if padded else (width - rest, 2 * (width - rest))
-    for narrower in range(body, width, PADDED_STEP) if padded else (body,):
+    for narrower in range(body, width, template_facts.PADDED_STEP) if padded else (body,):
         if rounds(width) > rounds(narrower):
             return f"rounds of tiles {width} wide are longer than of {narrower} wide"
     if 10 * rounds(width) > 9 * rounds(wider):

@@ -7,12 +7,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import (
-    accumulator_registers,
-    has_single_row,
-    register_limit,
-    without_matrix_units,
-)
+from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.waves import count_tiles
 from tritongemm.search.pruning.rules.persistent import RING_SLOTS_LIMIT
 
@@ -95,7 +90,7 @@ def overlap(config: Config, problem: Problem, target: Target) -> str | None:
     if config.option("slices", 1) > 1 and config.num_stages == 1:
         # Straight into registers: on an H200 1 x 14336 x 8192 took 18.8 us so, and 19.8 with two blocks ahead.
         return f"{ahead} blocks ahead of loads into registers" if ahead else None
-    if without_matrix_units(config):
+    if occupancy.without_matrix_units(config):
         apart = problem.fold == 1 and (ahead > 0) != (early > 0)
         return "blocks ahead and an early start go together" if apart else None
     usual = int(search_facts(config.template).slow_start or split)  # slow to start, or with a sum at the end
@@ -125,11 +120,11 @@ def vector_rows(config: Config, problem: Problem, target: Target) -> str | None:
 
 def gemv_prefetch(config: Config, problem: Problem, target: Target) -> str | None:
     """What goes straight to the registers that multiply is not staged."""
-    deep = has_single_row(config) and config.option("prefetch", 1) > 1
+    deep = occupancy.has_single_row(config) and config.option("prefetch", 1) > 1
     return f"prefetch {config.option('prefetch')} for a single row of A" if deep else None
 
 
 def vector_registers(config: Config, problem: Problem, target: Target) -> str | None:
     """Products of an entire block stay in registers until the end."""
-    held, limit = accumulator_registers(config, target), register_limit(config, target)
+    held, limit = occupancy.accumulator_registers(config, target), occupancy.register_limit(config, target)
     return f"{held} products >= {limit} registers" if held >= limit else None

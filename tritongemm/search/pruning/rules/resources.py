@@ -4,14 +4,7 @@ from tritongemm.core.config import Config
 from tritongemm.core.integers import cdiv
 from tritongemm.core.problem import Problem
 from tritongemm.core.target import Target
-from tritongemm.search.cost_model.occupancy import (
-    accumulator_registers,
-    block_sum_registers,
-    lds_bytes,
-    register_limit,
-    staging_registers,
-    stored_bytes,
-)
+from tritongemm.search.cost_model import occupancy
 from tritongemm.search.cost_model.waves import count_tiles
 
 # A thread that loads as many elements of one block was never within 3 % of the best on an H200.
@@ -22,15 +15,15 @@ USUAL_STAGES = 6
 
 def lds(config: Config, problem: Problem, target: Target) -> str | None:
     """The tiles of A and B under way, and what is stored of C, must fit into the LDS that a program may have."""
-    used = lds_bytes(config, problem, target) + stored_bytes(config, problem)
+    used = occupancy.lds_bytes(config, problem, target) + occupancy.stored_bytes(config, problem)
     return f"LDS {used} > {target.lds_bytes}" if used > target.lds_bytes else None
 
 
 def accumulator(config: Config, problem: Problem, target: Target) -> str | None:
     """The tile of C and the loads under way live in registers through the entire K loop."""
-    limit = register_limit(config, target)
-    waiting = staging_registers(config, problem, target)
-    held = accumulator_registers(config, target) + block_sum_registers(config, problem, target)
+    limit = occupancy.register_limit(config, target)
+    waiting = occupancy.staging_registers(config, problem, target)
+    held = occupancy.accumulator_registers(config, target) + occupancy.block_sum_registers(config, problem, target)
     return f"{held} accumulator + {waiting} staging registers >= {limit}" if held + waiting >= limit else None
 
 
@@ -57,7 +50,7 @@ def pipeline_depth(config: Config, problem: Problem, target: Target) -> str | No
     Blocks from memory that all compute units draw on arrive late: on an H200 256 x 4096 x 4096 in tiles of 64 x 128 x
     64 took 23.6 us with 4 stages, 17.2 with 6 and 15.0 with 9.
     """
-    used = lds_bytes(config, problem, target)
+    used = occupancy.lds_bytes(config, problem, target)
     few = config.num_stages > USUAL_STAGES and 4 * used < 3 * target.lds_bytes
     return f"{config.num_stages} stages in {used} bytes of LDS, 3/4 of {target.lds_bytes} wanted" if few else None
 
@@ -67,7 +60,7 @@ def programs_of_a_unit(config: Config, problem: Problem, target: Target) -> str 
     wanted, units = config.option("per_unit", 1), target.compute_units
     if wanted == 1:
         return None
-    if (used := lds_bytes(config, problem, target) * wanted) > target.lds_per_cu:
+    if (used := occupancy.lds_bytes(config, problem, target) * wanted) > target.lds_per_cu:
         return f"{wanted} programs of a CU take {used} bytes of LDS, it has {target.lds_per_cu}"
     tiles = count_tiles(config, problem)
     return f"{tiles} tiles for {wanted} programs on each of {units} CUs" if tiles <= (wanted - 1) * units else None

@@ -15,18 +15,9 @@ import torch
 
 from tests.support import raising
 from tests.support.host_device import FAULTS, Device, gpu_on_host, host_launch
-from tests.support.nouns import (
-    Buffer,
-    Config,
-    Groups,
-    Launch,
-    LibraryBackend,
-    MeasureProtocol,
-    Operands,
-    Patch,
-    registry,
-)
+from tests.support.nouns import Config, Groups, Launch, LibraryBackend, MeasureProtocol, Operands, Patch, registry
 from tritongemm.core.errors import UnavailableError
+from tritongemm.core.launch import Buffer
 from tritongemm.core.problem import Problem, matrices
 from tritongemm.core.trial import BASELINE_ENTRY, Trial
 from tritongemm.measure import jobs, operand_sets, race

@@ -6,21 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    Family,
-    KernelBackend,
-    Patch,
-    Target,
-    load_target,
-    make_problem,
-    registry,
-)
+from tests.support.nouns import Defaults, Family, KernelBackend, Patch, Target, load_target, make_problem, registry
 from tests.support.refusals import fails, refuses
 from tests.support.tables import apart, cases, each, heavy
 from tritongemm.cli import tune
 from tritongemm.core.artifact import LoopFacts
+from tritongemm.core.config import Config
 from tritongemm.core.errors import InputError, TargetError
 from tritongemm.core.problem import Problem
 from tritongemm.hip_ext.binaries import code_object, kernel_loops

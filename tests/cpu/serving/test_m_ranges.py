@@ -9,21 +9,11 @@ from hypothesis import strategies as st
 
 from tests.cpu.serving.conftest import Gpu
 from tests.support.linear_layers import StandInKernel, attach_device, problem, record
-from tests.support.nouns import (
-    Config,
-    Defaults,
-    InputError,
-    Launch,
-    Patch,
-    Record,
-    Support,
-    each,
-    load_target,
-    results_format,
-)
+from tests.support.nouns import Defaults, InputError, Launch, Patch, Record, Support, each, load_target, results_format
 from tests.support.shipped import ALGORITHM
 from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
+from tritongemm.core.config import Config
 from tritongemm.core.served_call import LoadedKernel
 from tritongemm.serving.dispatcher import CallAnswers
 from tritongemm.serving.record_table import RecordTable

@@ -58,8 +58,8 @@ def _records(folder: Path, machine: Machine) -> list[Record]:
     path, target = folder / MERGED, machine.target
     records = read_records(path)
     units = (0, target.compute_units)
-    records = [r for r in records if r.target == target.name and r.compute_units in units]
-    here = {r.problem: r for r in sorted(records, key=lambda r: r.compute_units)}
+    mine = [r for r in records if r.target == target.name and r.compute_units in units]
+    here = {r.problem: r for r in sorted(mine, key=lambda r: r.compute_units)}
     if not here:
         others = ", ".join(sorted({f"{r.target} of {r.compute_units or 'unsaid'} compute units" for r in records}))
         raise InputError(

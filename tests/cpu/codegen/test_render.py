@@ -55,6 +55,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_every_template_is_tried_and_files_are_named_by_their_problem() -> None:
+    assert {rule.group for rule in RULES} - {""} == fact_sections.RULE_GROUPS, "what a template's header can name"
     in_fragments = (*FRAGMENTS, *FRAGMENTS_OF_GROUPS, WS_FRAGMENTS)
     assert {c.template for c in (*POINTERS, *DESCRIBED, *GLUON, *GROUPED, *in_fragments)} == set(template_facts.names())
     assert render.module_name(Problem(16, 32, 64)) == "generated_kernel_16_32_64"
@@ -101,10 +102,6 @@ def test_a_template_with_a_mistake_is_refused(facts: str, why: str, /, tmp_path:
         render.kernel_source(Problem(16, 16, 16), "toy", GFX942)
     for cache in caches:
         cache.cache_clear()
-
-
-def test_the_groups_of_pruning_rules_are_those_that_a_header_can_name() -> None:
-    assert {rule.group for rule in RULES} - {""} == fact_sections.RULE_GROUPS
 
 
 DTYPES = (("fp16",) * 3, ("bf16", "bf16", "fp32"), ("fp32",) * 3, ("int8", "int8", "int32"), ("int8",) * 3)

@@ -102,9 +102,10 @@ def _other_devices(table: RecordTable, problem: Problem, device: Target, reason:
 
 
 def _other_memory(rows: Sequence[SourceRow], problem: Problem, memory_gbps: int) -> Iterator[str]:
-    """Yield a line on the shipped rows of a product that are for GPUs of other memory."""
+    """Yield a line on the shipped rows of a product, if all of them are for GPUs of other memory."""
     shipped = {row.shipped_for for row in rows if row.shipped_for and row.record.problem.at(1) == problem.at(1)}
-    if others := [f"{gbps}" for gbps in sorted(shipped) if not same_memory(gbps, memory_gbps)]:
+    if shipped and not any(same_memory(gbps, memory_gbps) for gbps in shipped):
+        others = map(str, sorted(shipped))
         names = ", ".join(tables.name for tables in shipped_tables.read())
         text = f"shipped rows of this N x K are for memory of {' and '.join(others)} GB/s, not {memory_gbps}"
         yield f"{text}; --shipped GPU looks in those of one GPU: {names}"

@@ -212,6 +212,8 @@ def test_shipped_tables_are_looked_up_by_the_name_of_a_gpu(tmp_path: Path, monke
     assert (status, lines[0]) == (0, "range: 5x96x64_bf16_TN on sm90, 132 compute units, M 1 to 16")
     assert lines[1] == f"row       shipped tables of h200, 2026-01-02 ({shipped.LAYER})"
     assert run(capsys, "--shipped", *size)[1][1].split()[4] == "h100,"  # sm90 without a GPU has an H100's memory
+    beyond = run(capsys, "--shipped", "h200", "-m", "99999", *size[2:])[1]
+    assert not any("for memory of" in line for line in beyond), "there are rows of its memory"
     assert run(capsys, "--shipped", *size, "--target", "gfx942")[1][-1] == (
         "shipped rows of this N x K are for memory of 3352 and 4917 GB/s, not 5300; --shipped GPU looks in those of "
         "one GPU: h100, h200"

@@ -12,6 +12,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from tritongemm.system import settings
 from tritongemm.system.reading import RepeatedKeyError, decode, keys_once, read_bytes
 
 FILE = "config.json"
+_QUANTISED = ("quantization_config", "compression_config")
+# Files of older tools beside it, which have these values where it has none, and what they leave out.
+_QUANTISED_BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "hf_quant_config.json": {}, "quantize_config.json": {"quant_method": "gptq"}, "quant_config.json": {},
+}  # fmt: skip
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _REVISION = re.compile(r"[0-9a-f]{40}")
 NESTED = "text_config"
@@ -80,9 +86,14 @@ class ModelConfig:
 
     @property
     def quantisation(self) -> Mapping[str, Any]:
-        """The file's values on quantised weights; empty where they are not quantised."""
-        found = self.top_level.get("quantization_config")
-        return dict(self.require(MAP, "quantization_config", {} if found is None else found))
+        """The values on quantised weights, of this file or one beside it; empty where they are not quantised."""
+        for values, key in product((self.top_level, self.values), _QUANTISED):
+            if values.get(key) is not None:
+                return dict(self.require(MAP, key, values[key]))
+        for name, more in _QUANTISED_BESIDE.items():
+            if os.path.isfile(beside := self.path.with_name(name)):
+                return {**more, **self.require(MAP, name, _read_json(beside))}
+        return {}
 
     def describe_other_parts(self) -> list[str]:
         """Return a remark for each part beside the text's."""

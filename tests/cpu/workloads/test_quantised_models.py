@@ -113,6 +113,18 @@ def test_quantised_as_tools_write_it(quantised: dict[str, Any], key: str, /, tmp
     assert ("the sizes are right, but" in found.remarks[-1]) == (key == "bf16_TN")
 
 
+@each("place", ["text_config", "compression_config", "hf_quant_config.json", "quantize_config.json"])
+def test_what_is_quantised_may_stand_elsewhere(tmp_path: Path, place: str) -> None:
+    """In a nested text part, under an older key, or in a file of an older tool beside the model's."""
+    values = {key: value for key, value in GPTQ.items() if place[:5] != "quant" or key != "quant_method"}
+    gemma: dict[str, Any] = model_sizes.GEMMA3_4B
+    nested = gemma | {"text_config": gemma["text_config"] | {"quantization_config": values}}
+    if place.endswith(".json"):
+        (tmp_path / place).write_text(json.dumps(values))
+    found = sizes_of(tmp_path, nested if place == "text_config" else LLAMA | {place: values})
+    assert {row.problem.family for row in found.rows} == {"a16w4", "dense"}
+
+
 def test_factors_of_int4_and_blocks_of_other_sizes(tmp_path: Path) -> None:
     found = sizes_of(tmp_path, LLAMA | {"torch_dtype": "float16", "quantization_config": GPTQ})
     keys = {row.problem.key.partition("_")[2] for row in found.rows}

@@ -3,16 +3,17 @@
 A capture puts functions in the places of both that count what a server asks for, whatever computes it.
 
 Rows were raced against PyTorch's product, and a server may have a faster one. So both are timed at the first call of
-a kind. GPU time alone counts: the GPU is kept busy while the host launches a call, and its cache holds none of the
-operands, as between the layers of a model.
+a kind. GPU time alone counts, and the GPU's cache holds none of the operands, as between the layers of a model.
+Products of few rows are timed in graphs, others while the GPU is kept busy as the host launches a call.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -30,7 +31,7 @@ from tritongemm.operations.mixture import MIXTURE, MixtureOperands
 from tritongemm.operations.scaled import SCALED
 from tritongemm.operations.scaled_operands import ScaledOperands
 from tritongemm.serving.added_operations import key_of, linear_w4
-from tritongemm.serving.calls import NOT_TUNED, CallKey, keep
+from tritongemm.serving.calls import MOST_ROWS_AT_ONCE, NOT_TUNED, CallKey, keep
 from tritongemm.serving.dispatcher import default_dispatcher
 from tritongemm.serving.linear_fp8 import COPIED, BlockOperands, compute, copy_factors, find_layout
 from tritongemm.serving.mixtures import fused_moe
@@ -40,6 +41,7 @@ Call: TypeAlias = Callable[[], Tensor]
 
 _LOG = logging.getLogger("tritongemm")
 _ROUNDS: Final = 5  # after one that loads and compiles
+_CHAIN: Final = 8  # calls of a graph
 _LEAST_GAIN: Final = 1.03  # A mixture that won such a race by 1.6 % was 3.5 % slower in a real model.
 _BUSY_CYCLES: Final = tuple(2_000_000 << more for more in range(6))  # from about 1 ms to 32 ms
 
@@ -257,22 +259,82 @@ def pays(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> bool
 
 
 def _race(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> bool:
+    kind, bits, _, shape, *_ = key
     try:
-        ours, theirs = prepare()
-        rounds = [(_seconds(ours), _seconds(theirs)) for _ in range(1 + _ROUNDS)][1:]
+        both = prepare()
+        in_graph = kind == "product" and 1 << bits <= MOST_ROWS_AT_ONCE
+        tuned, own = (_seconds_in_graphs(both) if in_graph else None) or _seconds_by_events(both)
     except (RuntimeError, TritonGemmError) as error:  # too little memory, among others
         _LOG.warning("the server's own kernel is kept, as tuned ones can't be timed beside it: %s", error)
         return False
-    tuned, own = (statistics.median(times) for times in zip(*rounds, strict=True))
     faster = bool(tuned * _LEAST_GAIN < own)
     if settings.logs_choices():
-        kind, bits, _, shape, *_ = key
         winner = "tuned kernels serve" if faster else "the server computes"
         _LOG.info(
             "%s a %s of weights %s with M %d to %d: tuned %.1f us, the server's own %.1f us",
             winner, kind, tuple(shape), 1 << bits >> 1, (1 << bits) - 1, tuned * 1e6, own * 1e6,
         )  # fmt: skip
     return faster
+
+
+def _seconds_by_events(calls: Sequence[Call]) -> list[float]:
+    rounds = [[_seconds(call) for call in calls] for _ in range(1 + _ROUNDS)][1:]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def _seconds_in_graphs(calls: Sequence[Call]) -> list[float] | None:
+    """Return the GPU's times of calls between kernels of a graph; None where they can't be captured.
+
+    Servers launch few rows so: kernels begin while those in front of them end.
+    """
+    cached = torch.cuda.get_device_properties().L2_cache_size
+    cold = torch.zeros(cached // 2, dtype=torch.float32, device="cuda")  # twice as many bytes
+    try:
+        stream, pool, _ = _captures(torch.cuda.current_device())
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graphs = [_capture(pool, cold.amax, call) for call in (lambda: None, *calls)]
+    except RuntimeError:
+        return None
+    with torch.cuda.stream(stream):
+        rounds = [[_seconds_of(graph) for graph in graphs] for _ in range(1 + _ROUNDS)][1:]
+    without, *times = (statistics.median(each) for each in zip(*rounds, strict=True))
+    return [(seconds - without) / _CHAIN for seconds in times]
+
+
+@functools.cache
+def _captures(index: int) -> tuple[Any, Any, Any]:
+    """Return a GPU's stream and pool of all such graphs, which share what programs count in, and a graph.
+
+    PyTorch lets a pool go with the last graph that uses it, and captures into it no more.
+    """
+    stream, pool = torch.cuda.Stream(index), torch.cuda.graph_pool_handle()
+    with torch.cuda.stream(stream):
+        one = torch.zeros(1, device="cuda")
+        return stream, pool, _capture(pool, one.neg, one.neg)
+
+
+def _capture(pool: Any, before: Callable[..., Any], call: Callable[..., Any]) -> torch.cuda.CUDAGraph:
+    """Return a graph on the current stream of some calls, something else before each."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        for _ in range(_CHAIN):
+            before()
+            call()
+    finally:
+        graph.capture_end()
+    return graph
+
+
+def _seconds_of(graph: torch.cuda.CUDAGraph) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
 
 
 def _seconds(call: Call) -> float:

@@ -61,6 +61,11 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
                 row = _make_row(config, layer, count, m, own)
                 rows[row.problem] = _joined(rows.get(row.problem), row)
     remarks = list(found.left_out)
+    in_blocks = is_quantised and (quantised.family, quantised.scales) == _IN_BLOCKS
+    cut = {one.name: 0 for one in found.layers if in_blocks and tp > 1 and not one.kept and one.k % SCALED_BLOCK}
+    if cut:
+        block = f"blocks of {SCALED_BLOCK} that share a factor"
+        remarks.append(f"{', '.join(cut)}: parts of K cut {block}, which servers refuse; choose another --tp")
     if is_quantised:
         kept = ", ".join(dict.fromkeys(layer.name for layer in found.layers if layer.kept))
         scales = f" --scales {scaled.scales}" if scaled.scales else ""

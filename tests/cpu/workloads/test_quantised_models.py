@@ -28,6 +28,9 @@ def test_layers_of_a_model_in_blocks_are_of_that_family(tmp_path: Path) -> None:
     assert keys["self_attn.fused_qkv_a_proj"] == f"16x2112x7168_{fp8}"
     assert keys["mlp.gate"] == "16x256x7168_bf16_TN" and keys["lm_head"] == "16x16160x7168_bf16_TN"
     assert found.remarks[-1].endswith("fp8 (fp8), family a8w8_blockscale, but for layers.*.mlp.gate, lm_head")
+    assert not any("cut blocks" in remark for remark in found.remarks)
+    cut = from_model(tmp_path, 32, (1,), Defaults()).remarks
+    assert any("down_proj: parts of K cut blocks of 128 that share a factor, which" in remark for remark in cut)
     # The family by name is the same, with factors as they are asked for.
     named = sizes_of(tmp_path, DEEPSEEK_V3, Defaults(family="a8w8_blockscale", scales="block_tma"))
     assert {row.problem.key.removesuffix("_block_tma") for row in named.rows} == {row.problem.key for row in found.rows}

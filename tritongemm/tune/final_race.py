@@ -69,6 +69,7 @@ class RaceWork:
     problem: Problem  # the problem
     first: tuple[Artifact, ...]  # finalists, which race first
     reserve: tuple[Artifact, ...]  # the next candidates, which race if all finalists are wrong
+    brief: bool = False  # whether the race ends after the fewest rounds
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ class RaceOutcome:
     library_wrong: str = ""  # why the baseline's result is wrong too, where none passed; "" if it is not
 
 
-def prepare_race(task: Task, finalists: int) -> RaceWork:
+def prepare_race(task: Task, finalists: int, brief: bool = False) -> RaceWork:
     """Select the finalists of a size, and those in reserve, from its trials and compiled artifacts."""
     # A resumed run knows trials of what it has not built: the cache is gone, or time was up.
     built = {name: artifact for name, artifact in task.artifacts.items() if artifact.status == "ok"}
     known = [t for t in task.trials.values() if t.config.name in built]
     first, reserve = pick_finalists(known, finalists)
     return RaceWork(
-        task.problem, tuple(built[t.config.name] for t in first), tuple(built[t.config.name] for t in reserve)
+        task.problem, tuple(built[t.config.name] for t in first), tuple(built[t.config.name] for t in reserve), brief
     )
 
 
@@ -100,7 +101,7 @@ def run_race(work: RaceWork, evaluator: Evaluator, options: TuningOptions) -> Ra
     library_wrong = ""
     while batch:
         try:
-            result = options.compare(work.problem, evaluator.race(work.problem, batch, options.library))
+            result = options.compare(work.problem, evaluator.race(work.problem, batch, options.library, work.brief))
         except TritonGemmError as error:
             return RaceOutcome(tuple(lost), None, failure=str(error))
         entered = result.samples.keys() - {BASELINE_ENTRY}

@@ -89,6 +89,16 @@ def test_each_rule_drops_its_case(config: Config, size: tuple[int, int, int], ru
     assert rule in reasons(config, Problem(*size), GFX942)
 
 
+def test_eight_warps_that_widen_four_bits_want_large_tiles() -> None:
+    experts = product("a8w4", 512, 6144, 3072, "fp8e4m3fn fp4e2m1", "mx", groups=Groups(128))
+    for m, n, warps, dropped in ((32, 64, 8, True), (64, 128, 8, True), (16, 128, 8, False), (128, 128, 8, False),
+                                 (32, 64, 4, False)):  # fmt: skip
+        config = Config("grouped", m, n, 128, 1, 1, warps, 4)
+        assert ("widening_warps" in reasons(config, experts, SM90)) == dropped
+        assert "widening_warps" not in reasons(config, experts, GFX942)
+        assert "widening_warps" not in reasons(config, Problem(512, 6144, 3072, groups=Groups(128)), SM90)
+
+
 def tile(m: int, n: int, group: int = 1, split: int = 1, template: str = "tile", **options: int) -> Config:
     return Config(template, m, n, 64, group, split, 8, 4, options=tuple(sorted(options.items())))
 

@@ -143,7 +143,7 @@ def test_seeds_come_first_and_pruned_ones_are_replaced(name: str, hopper: Case) 
         assert (tried[0].template, tried[0].tile) == ("tma", (64, 128, 64))
 
 
-def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case) -> None:
+def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case, monkeypatch: Patch) -> None:
     """So fewer are compiled for this size, and it ends as near the best."""
     alone = play("guided", hopper, separable)
     there = {c.kernel_name for c in hopper.expected.configs[::3]}
@@ -157,8 +157,11 @@ def test_kernels_that_other_sizes_have_compiled_are_tried_as_well(hopper: Case) 
     assert len({c.kernel_name for c in flat(crowded)} - there) < compiled[1]
     *tried, _, _ = crowded  # without the last batch of the search, and that of launches
     assert len(flat(tried)) < guided.MOST_TRIALS_OF_MANY
+    assert play("guided", hopper, separable, built=there, problems_per_core=9) == crowded, "of hundreds of configs"
+    monkeypatch.setattr(guided, "FEW_CONFIGS", len(hopper.order))
     fewest = play("guided", hopper, separable, built=there, problems_per_core=9)
     assert len(flat(fewest[:-2])) < guided.MOST_TRIALS_OF_CROWD and len(flat(fewest)) < len(flat(crowded)) - 8
+    monkeypatch.undo()
     few = play("guided", hopper, separable, built=set(sorted(there)[:3]))
     assert len(few[1]) <= len(alone[1]) + 3 and set(map(len, few[1:3])) >= {len(alone[1])}
     asked = play("guided", hopper, separable, budget=40, built=there, problems_per_core=4)

@@ -232,13 +232,14 @@ def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path, monkeypat
     assert {job.problems_per_core for job in asked} == {4 / (pool.jobs / 2)}
 
 
-def test_of_each_of_many_sizes_per_core_fewer_candidates_race(tmp_path: Path) -> None:
+def test_of_each_of_many_sizes_per_core_fewer_candidates_race_briefly(tmp_path: Path) -> None:
     raced: dict[int, set[int]] = {}
 
     class Device(FakeEvaluator):
-        def race(self, problem: Problem, artifacts: Sequence[Artifact], *more: Any) -> RaceResult:
+        def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> Any:
             raced.setdefault(len(problems), set()).add(len(artifacts))
-            return super().race(problem, artifacts, *more)
+            assert brief == (len(problems) == 8)
+            return super().race(problem, artifacts, baseline, brief)
 
     for count in (1, 8):
         problems = [Problem(16, 16, 32 * k) for k in range(1, count + 1)]

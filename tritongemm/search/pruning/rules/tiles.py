@@ -22,6 +22,8 @@ UNSLICED_ROWS = 8
 # Columns of each of their warps, or with few rows two or four times as many; the most of such rows; the most of a block
 # along K.
 WARP_COLUMNS, WIDE_WARP_ROWS, UNSLICED_K = 16, 32, 256
+# Warps that were fast with a weight of four bits to widen only in tiles wider than this side, of this size if so high.
+WIDENING_WARPS, WIDENED_SIDE, WIDENED_TILE = 8, 64, 128 * 128
 # Most rows whose tiles hold no more than there are, and the fewest stages for them.
 CLOSE_ROWS, CLOSE_STAGES = 64, 3
 
@@ -109,6 +111,21 @@ def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
         if tiles >= 4 * target.compute_units:
             wide = f"{config.block_m}x{config.block_n} < {m}x{n}"
             return f"{wide}, which makes {tiles} tiles for {target.compute_units} CUs"
+    return None
+
+
+def widening_warps(config: Config, problem: Problem, target: Target) -> str | None:
+    """Eight warps that widen a plain weight of four bits for an A of eight want large tiles.
+
+    Of 222 sizes of experts on an H200 none was as fast with eight warps and 64 columns, or in 64 rows with less than
+    128 x 128; such kernels took up to 3.5 times as long as the best, and were predicted to be the fastest.
+    """
+    widens = problem.b.type.packed > problem.a.type.packed and problem.a.type.bytes == 1
+    if not (widens and target.has("wgmma") and config.num_warps == WIDENING_WARPS):
+        return None
+    small = config.block_m * config.block_n < WIDENED_TILE and config.block_m >= WIDENED_SIDE
+    if small or config.block_n <= WIDENED_SIDE:
+        return f"{WIDENING_WARPS} warps for {config.block_m}x{config.block_n}, whose weight of four bits they widen"
     return None
 
 

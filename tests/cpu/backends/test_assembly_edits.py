@@ -65,7 +65,6 @@ def test_every_mark_is_carried_out_and_the_first_weights_come_early(assembly: di
         removed = before.count("bar.sync") - after.count("bar.sync")
         assert removed >= arrivals, "no group waits for its threads before it arrives"
         assert ("arrive at both" in marks) == (config in (PAIR, HIGH_PAIR))
-        assert after.count("bfe.u32") > before.count("bfe.u32"), "loops find the next block's address ahead"
         assert "newest assembler" not in before + after, "that is for tiles of unlike parts and of three groups"
     after = assembly[AHEAD][1]
     fetched = re.search(r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global \[%\S+, \{[^}]*\}\];", after)
@@ -293,6 +292,8 @@ def test_unlike_parts_and_three_groups_want_the_newest_assembler(block_m: int, b
     config = Config("ws_tma", block_m, block_n, 128, 4, num_warps=warps, num_stages=3, options=(("epilogue_parts", 2),))
     built, before, after = compiled(config, scaled())
     assert built.spills == 0
+    ahead = after.count("bfe.u32") > before.count("bfe.u32")  # loops find the next block's address ahead
+    assert ahead == (block_n > 128), "of one part that lost"
     wanted = block_n == 192 or warps == 12
     assert ("// tritongemm: newest assembler" in before) == ("// by the newest assembler" in after) == wanted
     if block_n == 192:

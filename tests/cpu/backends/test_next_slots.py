@@ -41,6 +41,14 @@ def test_a_slot_that_becomes_the_next_one_itself() -> None:
     assert _lines(changed.split("$L__BB0_1:\n")[1]) == _lines(own.format(head="", later=HEAD).split("$L__BB0_1:\n")[1])
 
 
+def test_a_copy_of_the_slot_stays_for_what_is_done_with_it_later() -> None:
+    copy = "\tmov.b32 \t%r11, %r1;\n"
+    later = "\tshl.b32 \t%r12, %r11, 3;\n"
+    changed = find_ahead(LOOP.format(head=copy + HEAD.replace("%r1,", "%r11,"), later=later))
+    loop = LOOP.format(head=copy, later=AGAIN + later)
+    assert _lines(changed) == _lines(loop.replace("$L__BB0_1:\n", f"{HEAD}$L__BB0_1:\n", 1))
+
+
 @cases(
     ("used behind the next number", LOOP.format(head=HEAD, later="\tadd.s32 \t%r8, %r5, 1;\n")),
     ("used behind the loop", LOOP.format(head=HEAD, later="") + "\tadd.s32 \t%r8, %r4, 1;\n"),

@@ -50,13 +50,16 @@ def _changed(body: list[str], uses: Mapping[str, int]) -> list[str]:
     ]
     product = next(i for i, line in enumerate(body) if _PRODUCT in line)
     addresses = {found[1] for line in body[:product] if (found := _ADDRESS.match(line))}
-    wanted, moved = set(addresses), list[int]()
+    wanted, moved, copies = set(addresses), list[int](), dict[str, str]()
     for i in sorted((i for i in made if i < product), reverse=True):
         if made[i]["into"] in wanted:
-            moved.insert(0, i)
             wanted |= set(_REGISTER.findall(made[i]["of"]))
+            if _MOVE.match(body[i]):  # of the slot, whose number is wanted later too: it stays
+                copies[made[i]["into"]] = made[i]["of"]
+            else:
+                moved.insert(0, i)
     # All that they are made of in the loop is the slot, which becomes the next one once.
-    changes = [i for i, name in written if i not in moved and name in wanted]
+    changes = [i for i, name in written if i not in moved and name in wanted - copies.keys()]
     if not addresses or len(changes) != 1 or changes[0] not in made:
         return body
     slot, following = made[changes[0]]["into"], made[changes[0]]["of"]
@@ -69,6 +72,8 @@ def _changed(body: list[str], uses: Mapping[str, int]) -> list[str]:
     if outside or len(known) != 1 or known[0] < product or max(used, default=0) > known[0]:
         return body
     first = [body[i] for i in moved]
+    for name, source in copies.items():
+        first = [re.sub(rf"{re.escape(name)}\b", source, line) for line in first]
     again = [re.sub(rf"{re.escape(slot)}\b", following if moves else slot, line) for line in first]
     rest = [line if i not in moved else "" for i, line in enumerate(body)]
     return [*first, *rest[: known[0] + 1], *again, *rest[known[0] + 1 :]]

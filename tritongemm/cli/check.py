@@ -1,5 +1,6 @@
 """The command line of `tritongemm check`: which tuned results still hold; others are raced again."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -64,7 +65,10 @@ def main(argv: Sequence[str]) -> int:
     pool = BuildPool(cache, args.num_threads, args.timeout)
     try:
         found = checking.check(source.claims, here, pool)
-        _print(source, found, here, args.verbose)
+        if args.json:
+            _print_json(source, found, here)
+        else:
+            _print(source, found, here, args.verbose)
         stale = [one for one in found if one.stale]
         left = len(stale)
         if args.repair and stale:
@@ -78,8 +82,10 @@ def parser() -> arguments.Parser:
     """Return the options of the command."""
     p = arguments.Parser("tritongemm check")
     p.add_argument("source", type=arguments.path, metavar="FILE|LIBRARY", help="results, or a kernel library")
-    p.add_argument("--repair", action="store_true",
+    g = p.add_mutually_exclusive_group()
+    g.add_argument("--repair", action="store_true",
                    help="race invalid results again, with fast configs of the nearest sizes")  # fmt: skip
+    g.add_argument("--json", action="store_true", help="print all that is found as JSON, for programs")
     arguments.add_gpus(p)
     arguments.add_compiling(p, "one compile, or of one request to the GPU,")
     arguments.add_verbose(p)
@@ -118,6 +124,19 @@ def _print(source: _Source, found: Sequence[Checked], here: Machine, verbose: bo
     versions = ", ".join(f"{name} {version}" for name, version in building.toolchain(here).items())
     where = f"{here.product} ({here.target.name})" if here.devices else "no GPU here"
     shell.answer(f"{source.path}: {listed} ({versions}; {where})")
+
+
+def _print_json(source: _Source, found: Sequence[Checked], here: Machine) -> None:
+    results = [
+        {
+            "size": one.claim.record.problem.key, "M": one.claim.record.problem.m, "M_from": one.claim.record.m_from,
+            "target": one.claim.record.target, "winner": one.claim.record.winner, "state": one.state, "why": one.reason,
+        }
+        for one in found
+    ]  # fmt: skip
+    gpu = here.product if here.devices else None
+    about = {"source": str(source.path), "toolchain": building.toolchain(here), "gpu": gpu, "results": results}
+    print(json.dumps({**about, "damaged": source.damaged, "conflicts": source.conflicts}, indent=1))
 
 
 def _row(one: Checked) -> list[str]:

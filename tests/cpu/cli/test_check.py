@@ -1,3 +1,4 @@
+import json
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,12 @@ def test_files_without_results_are_refused_and_stale_reported(results: Path, cap
     assert second.startswith("48x96x160_bf16_TN 41-48 gfx942 triton unknown its code object was not recorded")
     assert third == "64x96x160_bf16_TN 64 gfx942 torch holds -"
     assert "1 moved, 1 unknown, 1 holds (triton " in said.out and "no GPU is here" in said.err
+    assert command.main([str(results), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["M_from"], one["M"], one["state"]) for one in found["results"]] == [
+        (0, 40, "moved"), (41, 48, "unknown"), (0, 64, "holds"),
+    ]  # fmt: skip
+    assert found["gpu"] is None and found["toolchain"]["triton"] and found["damaged"] == []
     assert results.read_bytes() == before
     (tmp_path / "sizes.yaml").write_text("- {M: 16, N: 16, K: 16}\n")
     assert command.main([str(tmp_path / "sizes.yaml")]) == 2 and command.main([str(tmp_path / "nothing.zip")]) == 2

@@ -89,14 +89,22 @@ def test_each_rule_drops_its_case(config: Config, size: tuple[int, int, int], ru
     assert rule in reasons(config, Problem(*size), GFX942)
 
 
-def test_eight_warps_that_widen_four_bits_want_large_tiles() -> None:
-    experts = product("a8w4", 512, 6144, 3072, "fp8e4m3fn fp4e2m1", "mx", groups=Groups(128))
-    for m, n, warps, dropped in ((32, 64, 8, True), (64, 128, 8, True), (16, 128, 8, False), (128, 128, 8, False),
-                                 (32, 64, 4, False)):  # fmt: skip
-        config = Config("grouped", m, n, 128, 1, 1, warps, 4)
-        assert ("widening_warps" in reasons(config, experts, SM90)) == dropped
-        assert "widening_warps" not in reasons(config, experts, GFX942)
-        assert "widening_warps" not in reasons(config, Problem(512, 6144, 3072, groups=Groups(128)), SM90)
+@cases(
+    (512, 16, 64, 4, 1, ""),
+    (512, 32, 64, 4, 1, "BM 32 > 16 for groups of up to 4 rows"),
+    (2048, 32, 64, 4, 1, ""),
+    (2048, 32, 64, 8, 1, "8 warps for 32x64, whose weight of four bits they widen"),
+    (2**16, 64, 128, 8, 0, "8 warps for 64x128, whose weight of four bits they widen"),
+    (2**16, 128, 128, 8, 0, ""),
+    (2**16, 256, 128, 8, 0, "BM 256 > 128 for groups of up to 512 rows"),
+    (2**16, 64, 128, 4, 1, "swap_ab with BM 64"),
+)
+def test_tiles_of_four_bits_that_are_widened(rows: int, m: int, n: int, warps: int, swap: int, why: str, /) -> None:
+    experts = product("a8w4", rows, 6144, 3072, "fp8e4m3fn fp4e2m1", "mx", groups=Groups(128))
+    config = Config("grouped", m, n, 128, 1, 1, warps, 4, options=(("swap_ab", swap),))
+    assert reasons(config, experts, SM90).get("widened_tiles", "") == why
+    assert "widened_tiles" not in reasons(config, experts, GFX942)
+    assert "widened_tiles" not in reasons(config, Problem(rows, 6144, 3072, groups=Groups(128)), SM90)
 
 
 def tile(m: int, n: int, group: int = 1, split: int = 1, template: str = "tile", **options: int) -> Config:

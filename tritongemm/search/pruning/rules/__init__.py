@@ -47,7 +47,7 @@ RULES = (
     Rule("batch", tiles.batch),
     Rule("offsets", tiles.offsets),
     Rule("per_unit", resources.programs_of_a_unit, "grouped"),
-    Rule("widening_warps", tiles.widening_warps, "grouped"),
+    Rule("widened_tiles", tiles.widened_tiles, "grouped"),
     Rule("short_rows", tiles.short_rows, "matrix"),
     Rule("slices", tiles.slices, "fragments"),
     Rule("small_tile", tiles.small_tile, "matrix"),

@@ -22,8 +22,9 @@ UNSLICED_ROWS = 8
 # Columns of each of their warps, or with few rows two or four times as many; the most of such rows; the most of a block
 # along K.
 WARP_COLUMNS, WIDE_WARP_ROWS, UNSLICED_K = 16, 32, 256
-# Warps that were fast with a weight of four bits to widen only in tiles wider than this side, of this size if so high.
-WIDENING_WARPS, WIDENED_SIDE, WIDENED_TILE = 8, 64, 128 * 128
+# With a weight of four bits to widen: fewest and most rows of tiles; warps that are fast in tiles wider than this side
+# alone, and of tiles as high as that in those of this size.
+LEAST_WIDENED_ROWS, WIDENED_ROWS, WIDENING_WARPS, WIDENED_SIDE, WIDENED_TILE = 16, 128, 8, 64, 128 * 128
 # Most rows whose tiles hold no more than there are, and the fewest stages for them.
 CLOSE_ROWS, CLOSE_STAGES = 64, 3
 
@@ -114,18 +115,22 @@ def small_tile(config: Config, problem: Problem, target: Target) -> str | None:
     return None
 
 
-def widening_warps(config: Config, problem: Problem, target: Target) -> str | None:
-    """Eight warps that widen a plain weight of four bits for an A of eight want large tiles.
+def widened_tiles(config: Config, problem: Problem, target: Target) -> str | None:
+    """A plain weight of four bits is widened for an A of eight in tiles that hold few more rows than a group has.
 
-    Of 222 sizes of experts on an H200 none was as fast with eight warps and 64 columns, or in 64 rows with less than
-    128 x 128; such kernels took up to 3.5 times as long as the best, and were predicted to be the fastest.
+    Of 222 sizes of experts on an H200, 8,277 kernels, none of what is dropped here was the fastest. Some took 3.5 times
+    as long as the best, and were predicted to be the fastest: eight warps with 64 columns.
     """
-    widens = problem.b.type.packed > problem.a.type.packed and problem.a.type.bytes == 1
-    if not (widens and target.has("wgmma") and config.num_warps == WIDENING_WARPS):
+    if not (problem.b.type.packed > problem.a.type.packed and problem.a.type.bytes == 1 and target.has("wgmma")):
         return None
-    small = config.block_m * config.block_n < WIDENED_TILE and config.block_m >= WIDENED_SIDE
-    if small or config.block_n <= WIDENED_SIDE:
-        return f"{WIDENING_WARPS} warps for {config.block_m}x{config.block_n}, whose weight of four bits they widen"
+    m, n, rows = config.block_m, config.block_n, max(problem.row_counts)
+    most = min(WIDENED_ROWS, max(LEAST_WIDENED_ROWS, 1 << rows.bit_length()))
+    if m > most:
+        return f"BM {m} > {most} for groups of up to {rows} rows"
+    if m == WIDENED_SIDE and config.option("swap_ab", 0):
+        return f"swap_ab with BM {m}"
+    if config.num_warps == WIDENING_WARPS and (n <= WIDENED_SIDE or (m >= WIDENED_SIDE and m * n < WIDENED_TILE)):
+        return f"{WIDENING_WARPS} warps for {m}x{n}, whose weight of four bits they widen"
     return None
 
 

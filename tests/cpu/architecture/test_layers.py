@@ -180,6 +180,12 @@ def test_serving_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
+def test_planning_and_launching_load_no_triton() -> None:
+    code = f"import sys, {PACKAGE}.backends.triton.backend, {PACKAGE}.tune.run; assert 'triton' not in sys.modules"
+    done = forked.run(["-c", code], ROOT)
+    assert not done.returncode, done.stderr
+
+
 # Starts each subcommand as `python -m` does, in a process of its own that has imported what most import, not PyTorch.
 OPEN = f"""
 import os, runpy, sys

@@ -5,7 +5,7 @@ from math import gcd, lcm, prod
 from pathlib import Path
 from typing import Any
 
-from tritongemm.backends.triton import assembly_edits, compiling, config_check
+from tritongemm.backends.triton import assembly_edits, compile_jobs, config_check
 from tritongemm.codegen import geometry as geometry_module
 from tritongemm.codegen import modules, reduction_orders, render, template_facts
 from tritongemm.codegen.geometry import LARGEST_INDEX
@@ -31,7 +31,7 @@ from tritongemm.system import settings
 def compile_job(helper: HelperKernel, target: Target) -> CompileJob:
     """Return the compile job of a helper kernel."""
     overlap = {"OVERLAPS": target.has("launch_overlap")} if helper.overlaps else {}
-    identity = compiling.job_identity(
+    identity = compile_jobs.job_identity(
         target,
         source=helper.source,
         constants=dict(helper.constants) | overlap,
@@ -50,7 +50,7 @@ def make_launch(built: Artifact, helper: HelperKernel, arguments: HelperArgument
         Param("pointer", name.removesuffix("_ptr")) if kind.startswith("*") else Param(kind, arguments.numbers[name])
         for name, kind in helper.signature.items()
     ]
-    return compiling.make_launch(built, arguments.grid, params)
+    return compile_jobs.make_launch(built, arguments.grid, params)
 
 
 SIZES = ("M", "N", "K", "stride_a", "stride_b", "stride_c")
@@ -106,6 +106,8 @@ class TritonBackend(SearchedBackend):
 
     def warm_up(self, target: Target) -> None:
         """Compile a small kernel, as a process's first compile takes half a second longer than its next ones."""
+        from tritongemm.backends.triton import compiling
+
         compiling.warm_up(target)
 
     def interpreted(self, config: Config) -> Support:
@@ -127,7 +129,7 @@ class TritonBackend(SearchedBackend):
         return reduction_orders.reduction_order(config, problem, target)
 
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
-        identity = compiling.job_identity(
+        identity = compile_jobs.job_identity(
             target,
             source=render.kernel_alone(problem, config.template, target),
             constants=geometry_module.constants(config, problem) | _edited(config),
@@ -139,6 +141,8 @@ class TritonBackend(SearchedBackend):
         return CompileJob(config, identity, {"vendor": target.vendor})
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
+        from tritongemm.backends.triton import compiling  # which loads Triton, for processes that compile alone
+
         return compiling.compile_job(job)
 
     def _launch(self, artifact: Artifact, problem: Problem, target: Target) -> Launch:
@@ -224,7 +228,7 @@ def divisors(problem: Problem) -> dict[str, int]:
     if problem.a.row_major:
         del sizes["M"]
     sizes |= batch_strides(problem.at(1) if problem.a.row_major else problem)
-    found = {name: gcd(value, compiling.ALIGN) for name, value in sizes.items()}
+    found = {name: gcd(value, compile_jobs.ALIGN) for name, value in sizes.items()}
     return {name: divisor for name, divisor in found.items() if divisor > 1}
 
 
@@ -313,4 +317,4 @@ def _make_launch(built: Artifact, problem: Problem, target: Target) -> Launch:
     # Programs of a cluster write to each other only by edited instructions; without edits each is launched alone.
     units = target.compute_units
     cluster = geometry_module.evaluate(facts.cluster, config, problem, units) if built.launch.get("edited") else 1
-    return compiling.make_launch(built, geometry.grid, params, buffers, target.has("launch_overlap"), cluster)
+    return compile_jobs.make_launch(built, geometry.grid, params, buffers, target.has("launch_overlap"), cluster)

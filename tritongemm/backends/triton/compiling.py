@@ -1,25 +1,27 @@
-"""Compiles kernels with Triton in this process, and launches the results."""
+"""Compiles kernels with Triton in this process, which loads it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import triton
-import triton.language as tl
-
 from tritongemm.backends.triton import assembly_edits
-from tritongemm.backends.triton.front_end import quick_front_end
+from tritongemm.backends.triton.compile_jobs import ALIGN
 from tritongemm.codegen import modules
 from tritongemm.core.artifact import CODE_FILES, Artifact, CompileJob, LoopFacts
-from tritongemm.core.errors import InputError, UnavailableError
-from tritongemm.core.launch import Buffer, Launch, Param
+from tritongemm.core.errors import UnavailableError
 from tritongemm.core.target import Target
 from tritongemm.core.trial import OUR_FAULT
 from tritongemm.hip_ext.binaries import code_object, kernel_loops, lost_waits
-from tritongemm.system import settings
+from tritongemm.system.stop_signals import postponed
 from tritongemm.system.temporary_folder import TemporaryFolder
+
+with postponed():  # an interrupt while Triton's library is imported would end the process by an abort
+    import triton
+    import triton.language as tl
+
+    from tritongemm.backends.triton.front_end import quick_front_end
 
 # Triton 3.10 changes the first one's default. The second's checks take a tenth of a compile, and are left out of all
 # but debugging code at its end.
@@ -29,54 +31,9 @@ GPU_TARGETS: dict[str, Callable[[str], tuple[str, str | int]]] = {
     "nvidia": lambda arch: ("cuda", int(arch[2:])),
     "amd": lambda arch: ("hip", arch),
 }
-Grid = tuple[int, int, int]
 StageChange = Callable[[dict[str, Any]], None]  # replaces some of the stages in which Triton compiles, by their names
 # Whether this thread compiles into a cache that is deleted after the compile.
 _COMPILES_ALONE: ContextVar[bool] = ContextVar("_COMPILES_ALONE", default=False)
-ALIGN = 16  # bytes a base address is a multiple of, and the most elements a size is known to be a multiple of
-
-
-def job_identity(target: Target, **more: Any) -> dict[str, Any]:
-    """Return the identity of a job for `compile_job`; `more` are its other keys, such as source and types."""
-    own = {"backend": "triton", "triton": settings.version("triton"), "arch": target.name}
-    return {**own, "wave": target.wave_size, "lds": target.lds_bytes, **more}
-
-
-def make_launch(
-    built: Artifact,
-    grid: Grid,
-    params: Sequence[Param],
-    buffers: Sequence[Buffer] = (),
-    overlap: bool = False,
-    cluster: int = 1,
-) -> Launch:
-    """Return the launch of a kernel that `compile_job` compiled.
-
-    `params` are its parameters but the two pointers to Triton's own scratch memory, which is not used. With `overlap`
-    it may start before the kernel before it ends.
-
-    Raises:
-        InputError: the binary takes another number of parameters.
-    """
-    every, offsets = (*params, Param("pointer", ""), Param("pointer", "")), built.launch["offsets"]
-    if len(offsets) != len(every):
-        raise InputError(
-            f"{built.config.name}: the binary takes {len(offsets)} parameters, not {len(every)}; "
-            "this version of Triton passes arguments in a way this backend does not know"
-        )
-    return Launch(
-        path=built.path,
-        symbol=built.symbol,
-        grid=grid,
-        block=(built.threads, 1, 1),
-        shared=built.launch["dynamic_shared"],
-        params=every,
-        buffers=tuple(buffers),
-        cluster=cluster,
-        at=tuple(offsets),
-        overlap=overlap,
-        sha256=built.sha256,
-    )
 
 
 def warm_up(target: Target) -> None:
@@ -112,8 +69,6 @@ def _spare_the_hash() -> None:
 
     The hash keeps binaries of two versions of Triton apart in a cache; that of `_call_triton` holds one binary.
     """
-    import triton
-
     if hasattr(triton.runtime.cache, "triton_key"):
         own = triton.runtime.cache.triton_key
         triton.runtime.cache.triton_key = lambda: triton.__version__ if _COMPILES_ALONE.get() else own()
@@ -149,7 +104,6 @@ def _call_triton(source: Any, target: Any, options: dict[str, Any], change: Stag
 
     That cache would keep every intermediate form of every candidate.
     """
-    import triton
 
     def hook(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
         if stages is not None and change is not None:  # None: Triton asks what to call the change in its cache

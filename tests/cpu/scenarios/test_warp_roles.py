@@ -176,6 +176,9 @@ def test_wider_tiles_of_two_parts_are_kept_where_they_fill_rounds_better() -> No
     square = replace(problem, n=4096)  # one round of 8 x 16 tiles 256 wide
     kept = prune(space(square, SM90, templates=("ws_tma",)), square, SM90).kept
     assert not any(tail(c.block_n) for c in kept if c.block_m == 128 and c.split_k == 1)
+    many = replace(problem, m=8192, n=14336)  # 20 rounds of tiles 176 wide, 28 of 128: 0.98 as long
+    kept = prune(space(many, SM90, templates=("ws_tma",)), many, SM90).kept
+    assert {(c.block_m, c.block_n) for c in kept if tail(c.block_n)} == {(256, n) for n in (160, 168, 176)}
 
 
 def test_what_the_interpreter_cannot_run_is_not_chosen_without_a_gpu() -> None:

@@ -26,6 +26,9 @@ MOST_BLOCK_BYTES, FEWEST_ROWS = 256, 16
 # The same of a padded tile, that has no factors: 128 x 224 with two sums of all was a tenth faster than any other on an
 # H200, at 1024x7168x16384 in fp8.
 PADDED_SUMS_LIMIT = 224
+# Rows of the highest tile, columns by which it fetches less than others do and whose sums leave registers for the rest,
+# rounds that are many, and how much longer they may be for that.
+HIGH_ROWS, HIGH_WIDTHS, MANY_ROUNDS, LONGER_ROUNDS = 256, range(160, 177), 4, 1.02
 # Columns of whose sums three groups of warps have room for 64 rows each.
 THIRD_COLUMNS = 192
 # Rows from which pairs of programs gained on an H200, and rows or columns of tiles of which one more is little.
@@ -155,6 +158,10 @@ def factors(config: Config, problem: Problem, target: Target) -> str | None:
 def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     """A tile that is no power of two wide costs a little more to multiply: it must leave less of a round empty than a
     wider one, and no more than a narrower one, which loads more. As many narrower ones would not hold all columns.
+
+    Of 256 rows none is wider. On an H200 gate and up of 1024 x 28672 x 4096 took 300.0 us in tiles of 256 x 176, and
+    cuBLASLt's product in such tiles 299.3; of its best at 4096 and 8192 rows four of six had 256 x 160 or 176, and were
+    1 to 3 % faster than ours of 128 x 256.
     """
     rows, width = matrix_sides(config)
     rest = template_facts.tail(width)
@@ -179,6 +186,11 @@ def two_parts(config: Config, problem: Problem, target: Target) -> str | None:
     if padded and width > (least := round_up(cdiv(n, cdiv(n, width)), template_facts.PADDED_STEP)):
         return f"{n} columns in tiles {width} wide: as many tiles {least} wide hold them"
     body, wider = (padded // 2, padded) if padded else (width - rest, 2 * (width - rest))
+    many = cdiv(m, rows) * cdiv(n, width) > MANY_ROUNDS * target.compute_units
+    if padded and many and rows == HIGH_ROWS and width in HIGH_WIDTHS:
+        # Of many rounds no width saves a tenth. These save bytes: no other tile fetches as few for a product.
+        longer = rounds(width) > LONGER_ROUNDS * rounds(body)
+        return f"rounds of tiles {width} wide are longer than of {body} wide" if longer else None
     for narrower in range(body, width, template_facts.PADDED_STEP) if padded else (body,):
         if rounds(width) > rounds(narrower):
             return f"rounds of tiles {width} wide are longer than of {narrower} wide"

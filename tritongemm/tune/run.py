@@ -54,9 +54,6 @@ from tritongemm.tune.task import (
 URGENT_CONFIGS, FIRST_TURN = 8, 0
 # how many of a library's best guesses are screened with generated kernels, the others when a device is idle
 FIRST_ALGORITHMS = 8
-# From this number of sizes per core at most six candidates of a size race, for the fewest rounds: in 32 races none won
-# that was screened behind the sixth, and 82 full races took 41 s where the screens of 168 sizes took 22.
-CROWD_PER_CORE, FINALISTS_OF_CROWD = 8, 6
 
 
 class TuningRun:
@@ -348,9 +345,8 @@ class TuningRun:
             self._end(task, TaskState.DONE if self.options.stop else TaskState.FAILED)
             return
         task.move_to(TaskState.RACING)
-        crowded = len(self._tasks) * len(self.evaluators) >= CROWD_PER_CORE * self.pool.jobs
-        most = min(self.options.finalists, FINALISTS_OF_CROWD) if crowded else self.options.finalists
-        self._send(task, prepare_race(task, most, brief=crowded), later=True)
+        per_core = len(self._tasks) * len(self.evaluators) / self.pool.jobs
+        self._send(task, prepare_race(task, self.options, self._target, per_core), later=True)
 
     def _take_race(self, task: Task, outcome: RaceOutcome) -> None:
         """Store the trials and the record of a race."""

@@ -23,6 +23,7 @@ from tritongemm.results.store import Store
 from tritongemm.search.cost_model.model import rank
 from tritongemm.search.pruning.prune import prune
 from tritongemm.search.strategies.exhaustive import Exhaustive
+from tritongemm.tune import final_race
 from tritongemm.tune import run as run_module
 from tritongemm.tune.device_queue import CompileQueue, DeviceQueue
 from tritongemm.tune.options import TuningOptions
@@ -232,21 +233,22 @@ def test_devices_draw_the_next_size_when_they_are_free(tmp_path: Path, monkeypat
     assert {job.problems_per_core for job in asked} == {4 / (pool.jobs / 2)}
 
 
-def test_of_each_of_many_sizes_per_core_fewer_candidates_race_briefly(tmp_path: Path) -> None:
-    raced: dict[int, set[int]] = {}
+def test_of_each_of_many_sizes_per_core_fewer_candidates_race_briefly_if_no_library_does(tmp_path: Path) -> None:
+    raced: set[tuple[int, bool]] = set()
 
     class Device(FakeEvaluator):
         def race(self, problem: Problem, artifacts: Sequence[Artifact], baseline: str, brief: bool = False) -> Any:
-            raced.setdefault(len(problems), set()).add(len(artifacts))
-            assert brief == (len(problems) == 8)
+            raced.add((len(artifacts), brief))
             return super().race(problem, artifacts, baseline, brief)
 
-    for count in (1, 8):
-        problems = [Problem(16, 16, 32 * k) for k in range(1, count + 1)]
-        with pool_and_store(tmp_path / str(count)) as (pool, store):
-            options = TuningOptions(tmp_path, budget=16, library="")
+    for count, library, is_brief in ((1, "", False), (8, "", True), (8, "torch", False)):
+        raced.clear()
+        with pool_and_store(tmp_path / f"{count}{library}") as (pool, store):
+            options = TuningOptions(tmp_path, budget=16, library=library)
+            problems = [Problem(16, 16, 32 * k) for k in range(1, count + 1)]
             assert TuningRun([Device()], pool, store, options, Reporter()).tune(problems) == {}
-    assert max(raced[8]) == run_module.FINALISTS_OF_CROWD < max(raced[1])
+        assert {brief for _, brief in raced} == {is_brief}
+        assert (max(most for most, _ in raced) <= final_race.FINALISTS_OF_CROWD) == (count == 8)
 
 
 def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -97,7 +97,9 @@ def tokens() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(5, HIDDEN, dtype=torch.bfloat16), ids, torch.rand(5, CHOSEN, dtype=torch.bfloat16)
 
 
-MXFP4 = SimpleNamespace(hidden=64, inner=96, x=torch.randn(6, 64).bfloat16())
+MXFP4 = SimpleNamespace(
+    hidden=64, inner=96, x=torch.randn(6, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+)
 
 
 def stored(of_k: Tensor) -> Any:

@@ -206,10 +206,12 @@ class OperandSets:
         sets = [operands | copy for copy in side_by_side(copied, self.copies)]
         if self._shares_weights:  # each launch reads the weights of other groups, which are in no cache
             counts = problem.row_counts
+            order = sorted(range(len(counts)), key=lambda group: counts[group] == 0)  # those with rows come first
             step = max(sum(map(bool, counts)), len(counts) // self.copies)
             for number, one in enumerate(sets):
-                first = number * step % len(counts)
-                turned = group_ends((*counts[-first:], *counts[:-first])) if first else problem.group_numbers
+                shift = number * step % len(counts)
+                rows = {group: counts[of] for of, group in zip(order, (*order[shift:], *order[:shift]), strict=True)}
+                turned = group_ends([rows[group] for group in range(len(counts))])
                 one[problem.group_operand] = torch.tensor(turned, dtype=torch.int32, device=place)
         return sets
 

@@ -218,6 +218,10 @@ def test_groups_of_any_m_share_their_weights_and_each_copy_reads_those_of_others
     assert [one["offsets"].tolist() for one in few.sets] == [[1, 2, 3, 3, 3, 3, 3, 3], [0, 0, 0, 0, 1, 2, 3, 3]]
     assert many.sets[0]["a"].shape == (40, 512) and many.sets[1]["offsets"].tolist() == [5, 10, 15, 20, 25, 30, 35, 40]
     assert torch.equal(few.reference[0], few.sets[0]["a"][0].double() @ few.weights["b"][0].double())
+    apart = replace(of_groups, groups=Groups(8, spread="captured", counts=(0, 2, 0, 0, 0, 1, 0, 0)))
+    ends = [one["offsets"] for one in OperandSets(setup_of(apart), device, 7).sets]  # type: ignore[arg-type]
+    used = [set(torch.diff(one, prepend=torch.tensor([0])).nonzero().flatten().tolist()) for one in ends]
+    assert used[0] == {1, 5} and len(used) == 2 and not used[0] & used[1], "groups without rows may be between them"
     small = OperandSets(setup_of(replace(of_groups, k=64)), device, 7)  # type: ignore[arg-type]
     assert not small.weights and small.sets[0]["b"] is not small.sets[1]["b"]
 

@@ -180,11 +180,11 @@ def _compared(
     rows: ReportData,
 ) -> ServerComparison:
     a, b = starts["A"], starts["B"]
-    compared = []
+    compared, gains = [], rows.predicted_gains(load.m for load in sent)
     for load in sent:
         values = {name: [[start.medians[load.name][name] for start in each] for each in (a, b)] for name in QUANTITIES}
         quantities = tuple(Quantity(name, *both) for name, both in values.items())
-        compared.append(ComparedLoad(load.name, load.m, quantities, rows.predicted_gain(load.m)))
+        compared.append(ComparedLoad(load.name, load.m, quantities, gains.get(load.m)))
     agreement = server_comparison.agreements([start.answers for start in a], [start.answers for start in b])
     served = list(dict.fromkeys(line for start in b for line in start.served))
     start_s = {name: [start.start_s for start in each] for name, each in starts.items()}

@@ -7,7 +7,7 @@ from math import log2
 from tritongemm.core.record import Record
 from tritongemm.report.page import figure
 from tritongemm.report.page.figure import EDGE, FLOOR, LIBRARY, OURS, WORSE, Figure, axis, names_axis, number, plain
-from tritongemm.report.page.report_data import ReportData, name_product, uplift_of
+from tritongemm.report.page.report_data import ReportData, name_product, served_sizes, uplift_of
 
 _RATIOS, _UPLIFT, _LEFT = "Gain by layer and M", "Weighted uplift", "Left to the floor"
 _ALL = "all of them"  # the first row of the ratios
@@ -25,10 +25,11 @@ def draw_ratios(data: ReportData) -> Figure:
     shown = [r for r in data.raced if name_product(r) in products]
     sizes = _columns(shown)
     exact_last = sorted(shown, key=lambda r: r.m_from == 0)
-    ratios = {(name_product(r), m): r.speedup or 1.0 for r in exact_last for m in sizes if r.serves(m)}
+    ratios = {(name_product(r), m): r.speedup or 1.0 for r in exact_last for m in served_sizes(r, sizes)}
     if len(products) > 1 and len(data.devices) == 1:
         products = (*products, _ALL)
-        ratios |= {(_ALL, m): data.predicted_gain(m) or 1.0 for m in sizes}
+        together = data.predicted_gains(sizes)
+        ratios |= {(_ALL, m): together.get(m, 1.0) for m in sizes}
     logs = {place: number(log2(ratio)) for place, ratio in ratios.items()}
     span = min(_MOST_SPAN, max(_LEAST_SPAN, *(abs(value) for value in logs.values() if value is not None)))
     ticks = [-span, -span / 2, 0.0, span / 2, span]

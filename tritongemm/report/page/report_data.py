@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log
@@ -43,6 +44,12 @@ def device_of(record: Record) -> MeasuredDevice:
 def name_product(result: Record | FormatRow) -> str:
     """Return a result's size without its M, which names a row of a figure."""
     return result.problem.key.split("x", 1)[1]
+
+
+def served_sizes(record: Record, ordered: Sequence[int]) -> Sequence[int]:
+    """Return those of some M, in rising order, that a result serves."""
+    first = bisect_left(ordered, record.m_from or record.problem.m)
+    return ordered[first : bisect_right(ordered, record.problem.m)]
 
 
 @dataclass(frozen=True)
@@ -107,21 +114,27 @@ class ReportData:
         """Return how often the workload calls what a result serves; once where no workload was named."""
         return self._served[0].get((record.problem, device_of(record)), 0.0) if self.calls else 1.0
 
-    def predicted_gain(self, m: int) -> float | None:
-        """Return the library's time at one M over that of what serves, summed over the products that have both times.
+    def predicted_gains(self, sizes: Iterable[int]) -> dict[int, float]:
+        """Return, by M, the library's time over that of what serves, summed over the products that have both times.
 
-        A product counts as often as it is called at any M. None where no result says, or results are of several
-        devices.
+        A product counts as often as it is called at any M. An M that no result says is left out, as are all where
+        results are of several devices.
         """
         calls: dict[Problem, float] = {}
         for problem, count in self.calls.items():
             calls[problem.at(1)] = calls.get(problem.at(1), 0.0) + count
-        serving = {r.problem.at(1): r for r in self.raced if r.serves(m)}
-        serving |= {r.problem.at(1): r for r in self.raced if r.problem.m == m}
-        weighed = [(r, calls.get(product, 0.0) if calls else 1.0) for product, r in serving.items()]
-        theirs = sum(weight * (r.library_seconds or 0.0) for r, weight in weighed)
-        ours = sum(weight * r.served_seconds for r, weight in weighed)
-        return theirs / ours if ours and len(self.devices) == 1 else None
+        serving: dict[int, dict[Problem, Record]] = {m: {} for m in sorted(sizes)} if len(self.devices) == 1 else {}
+        ordered = list(serving)
+        for r in sorted(self.raced, key=lambda r: r.m_from == 0):  # the row of an M goes before that of a range
+            product = r.problem.at(1)
+            for m in served_sizes(r, ordered):
+                serving[m][product] = r
+        gains = dict[int, float]()
+        for m, rows in serving.items():
+            weighed = [(r, calls.get(product, 0.0) if calls else 1.0) for product, r in rows.items()]
+            if ours := sum(weight * r.served_seconds for r, weight in weighed):
+                gains[m] = sum(weight * (r.library_seconds or 0.0) for r, weight in weighed) / ours
+        return gains
 
     @property
     def unserved(self) -> tuple[Problem, ...]:

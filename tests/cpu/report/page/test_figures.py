@@ -88,9 +88,12 @@ def test_gains_at_an_m_are_weighed_by_the_calls_at_any_m() -> None:
     fast = result(problem(64), 1e-6, library_seconds=2e-6, m_from=17)
     same = result(problem(16, 512), 2e-6, library_seconds=1e-6, winner="torch", m_from=1)
     data = ReportData((fast, same, result(problem(16, 1024), 1e-6)), layers={"4096x4096_bf16_TN": "up_proj"})
-    assert data.predicted_gain(20) == pytest.approx(2) and data.predicted_gain(65) is None
+    assert data.predicted_gains([65, 20]) == {20: pytest.approx(2)}
     weighed = replace(data, calls={problem(2): 3.0, problem(300, 512): 1.0, problem(64): 0.0})
-    assert replace(weighed, records=(replace(fast, m_from=1), same)).predicted_gain(16) == pytest.approx(7 / 4)
+    exact = result(problem(8), 1e-6, library_seconds=1e-6)
+    for records in ((replace(fast, m_from=1), same, exact), (exact, replace(fast, m_from=1), same)):
+        gains = replace(weighed, records=records).predicted_gains([16, 8])
+        assert gains == {8: pytest.approx(1), 16: pytest.approx(7 / 4)}, "the row of an M goes before a range"
     (cells,) = drawn(data)["ratios"].traces
     assert cells["y"][-1] == "all of them" and "4096x4096_up_proj bf16_TN" in cells["y"]
     assert cells["text"][-1] == ["1.12", "2.00"]

@@ -57,7 +57,10 @@ def space_file(name: str) -> dict[str, Any]:
     parent = data.pop("inherit", None)
     if parent and parent not in _file_names():
         raise InputError(f"search_spaces/{path.name} inherits {parent!r}, which is not there")
-    merged = _merge(space_file(parent), data) if parent else data
+    try:
+        merged = _merge(space_file(parent), data) if parent else data
+    except RecursionError:
+        raise InputError(f"search_spaces/{path.name} inherits {parent!r}, which inherits it in turn") from None
     for section in sections:
         if section not in merged:
             raise InputError(f"search_spaces/{path.name} has no section {section}, nor has what it inherits")

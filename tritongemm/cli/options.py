@@ -175,12 +175,12 @@ def family(text: str) -> str:
     try:
         registry.family_of(text)
     except InputError as error:
+        if text in registry.names(Family):  # and its file is wrong
+            raise argparse.ArgumentTypeError(str(error)) from None
         others = dict.fromkeys(name for format_ in registry.every(TunerFormat) for name in format_.families)
         if text not in others:
             more = ", ".join(name for name in others if name not in str(error))
             raise argparse.ArgumentTypeError(f"{error}; names from other tools' files: {more}") from None
-    except (TypeError, ValueError) as error:  # of a broken plug-in, which argparse would not show
-        raise argparse.ArgumentTypeError(f"family {text}: {type(error).__name__}: {error}") from None
     return text
 
 

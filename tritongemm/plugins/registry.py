@@ -7,6 +7,7 @@ two threads could then wait for each other. A file whose name starts with an und
 import importlib
 import pkgutil
 import threading
+import traceback
 import warnings
 from collections.abc import Iterable
 from functools import cache
@@ -37,7 +38,7 @@ def get(kind: type[P], name: str) -> P:
     """Return the plug-in called `name`, that of its file, of a class of `plugins.contracts`, imported on first use.
 
     Raises:
-        InputError: no such plug-in; lists those there are. Or its file holds none.
+        InputError: no such plug-in; lists those there are. Or its file holds none, or raises an error.
         UnavailableError: the plug-in's own imports failed.
     """
     plugin = _loaded(kind, name)
@@ -64,11 +65,17 @@ def _load(kind: type[Plugin], name: str) -> Plugin:
         module = importlib.import_module(path)
         if hasattr(module, "__path__"):
             module = importlib.import_module(f"{path}.backend")
+        plugin = _plugin_class(kind, module)()
     except ImportError as error:
         raise UnavailableError(f"{kind.kind} {name} needs a package that is missing: {error}") from error
     except SystemExit as error:  # as of packages that do so where their device is not there
         raise UnavailableError(f"{kind.kind} {name} imports what ends the program ({error})") from error
-    plugin = _plugin_class(kind, module)()
+    except InputError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if isinstance(error, SyntaxError) else f" ({at.filename}, line {at.lineno})"
+        raise InputError(f"{kind.kind} {name} raises {type(error).__name__}: {error}{place}") from error
     plugin.name = name
     return plugin
 
@@ -112,8 +119,8 @@ def every(kind: type[P]) -> list[P]:
                 found.append(plugin)
         except UnavailableError:
             continue
-        except Exception as error:
-            warnings.warn(f"{kind.kind} {name} is passed over: {type(error).__name__}: {error}", stacklevel=2)
+        except InputError as error:
+            warnings.warn(f"{error}; it is passed over", stacklevel=2)
     return found
 
 

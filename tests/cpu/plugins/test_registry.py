@@ -11,7 +11,7 @@ import torch
 
 from tests.support import ROOT
 from tests.support.evaluators import FakeEvaluator
-from tests.support.nouns import Config, Defaults, Patch, Target, each, fails, refuses, registry, sizes, space
+from tests.support.nouns import Config, Defaults, Patch, Target, cases, each, fails, refuses, registry, sizes, space
 from tests.support.nouns import loader as target_files
 from tests.support.plugins import dropped, forget_plugins
 from tests.support.racing import pool_and_store
@@ -168,19 +168,23 @@ def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypa
     )
     with dropped(Family, tmp_path / "toy_half.py", tmp_path, monkeypatch):
         lacks = r"toy_half.Half is no family plug-in yet: it lacks _supports, .*tolerance"
-        fails(TypeError, lacks, registry.get, Family, "toy_half")
+        refuses(lacks, registry.get, Family, "toy_half")
         fails(argparse.ArgumentTypeError, lacks, options.family, "toy_half")
 
 
-@each("text", ["raise ValueError('a typo')", "import", "class Half(Backend):\n    summary = 'x'\n"])
-def test_a_broken_file_costs_itself_alone(text: str, tmp_path: Path, monkeypatch: Patch) -> None:
+@cases(
+    ("raise ValueError('a typo')", r"ValueError: a typo \(.*toy_typo.py, line 2\)"),
+    ("import", r"SyntaxError: .*\(toy_typo.py, line 2\)"),
+    ("class Half(Backend):\n    summary = 'x'\n", "TypeError: .*Half is no backend plug-in yet: it lacks "),
+)
+def test_a_broken_file_costs_itself_alone(text: str, fault: str, /, tmp_path: Path, monkeypatch: Patch) -> None:
     """The others are there, with a warning that names it; who asks for it by name gets the error."""
     (tmp_path / "toy_typo.py").write_text(f"from tritongemm.plugins.contracts import Backend\n{text}\n")
     entire = [backend.name for backend in registry.every(Backend)]
     with dropped(Backend, tmp_path / "toy_typo.py", tmp_path, monkeypatch):
-        with pytest.warns(UserWarning, match="backend toy_typo is passed over: "):
+        with pytest.warns(UserWarning, match=f"backend toy_typo raises {fault}.*; it is passed over"):
             assert [backend.name for backend in registry.every(Backend)] == entire
-        fails((ValueError, SyntaxError, TypeError), "", registry.get, Backend, "toy_typo")
+        refuses(f"backend toy_typo raises {fault}", registry.get, Backend, "toy_typo")
 
 
 STRATEGY = """

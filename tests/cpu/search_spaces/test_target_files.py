@@ -83,6 +83,7 @@ CODE = '"s\\"); import os; os.system(\\"id\\") #\\n"'  # ends the text that it s
     (GFX942 + "templates: {tile: {aligned: [d]}}\n", "templates.tile: aligned must be a list of a, b and c, not ['d']"),
     (GFX942 + "devices: [MI308X]\n", "toy.yaml: devices must be a map of maps"),
     (GFX942 + "chips: {MI308X: 1}\n", "toy.yaml: chips must be a list of words"),
+    ("inherit: toy\n", "toy.yaml inherits 'toy', which inherits it in turn"),
     ("inherit: ../gfx942\n", "toy.yaml inherits '../gfx942', which is not there"),
     (GFX942 + f"target: {{store_wait: {CODE}}}\n", "target: store_wait must be text of letters, digits, bl"),
     (GFX942 + f"target: {{features: [{CODE}]}}\n", "target: features must be a list of names"),

@@ -43,6 +43,7 @@ from tritongemm.serving.loaded_tables import (
     read_shipped,
     read_table,
     why_layer_is_idle,
+    warn_of_missing,
 )
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings
@@ -284,6 +285,8 @@ class Dispatcher:
         """
         first = operation.tensors(checked)["a"]
         if not first.is_cuda:
+            if not self._records_read:
+                warn_of_missing()
             name = operation.sources.get("a", "a")
             return CallAnswers.pytorch(f"{name} is on {first.device}; tuned kernels run on a GPU")
         reading = operation.read(checked)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,10 +216,25 @@ def read_configured() -> tuple[LoadedTable, ...]:
     return merge(tables)
 
 
+@cache
+def warn_of_missing() -> None:
+    """Log once which files of TRITONGEMM_CONFIG are not there: calls on a CPU read none of them."""
+    for path in settings.tuned_configs():
+        if str(path) != shipped_tables.NAME:
+            _is_there(path, "TRITONGEMM_CONFIG")
+
+
+def _is_there(path: Path, variable: str) -> bool:
+    """Return whether a file that a variable names is there; a warning says where it is not."""
+    if not os.path.exists(path):
+        _LOG.warning("%s: there is no such file; %s names it", printable(str(path)), variable)
+        return False
+    return True
+
+
 def _read_aiters(config: AiterConfig) -> LoadedTable | None:
     """Return a table of one of AITER's variables; as AITER does, one that is missing is passed over."""
-    if not os.path.exists(config.path):
-        _LOG.warning("%s: there is no such file; %s names it", printable(str(config.path)), config.variable)
+    if not _is_there(config.path, config.variable):
         return None
     try:
         return read_table(config.path, config.family)

@@ -84,6 +84,7 @@ class Patch:
     def undo(self) -> None:
         """Make PyTorch compute these layers again, with weights in separate memory; a second call does nothing.
 
+        What another `patch` of the model changed stays as it is.
         Graphs captured with joined layers can't be replayed after it, as their weights move.
         """
         for layer, former in self._still_served():
@@ -149,7 +150,8 @@ def patch(
       both of their grouped products have a row.
 
     Layers of other classes (other quantised layers, adapters around a layer) and layers whose
-    ``forward`` another library replaced are not changed; a plain layer inside an adapter is served. Under
+    ``forward`` another library replaced are not changed; a plain layer inside an adapter is served. Layers that an
+    earlier call serves are left to it, as ``served already``: each call's `undo` undoes its own changes alone. Under
     torch.compile each layer is one opaque operator that looks M up at run time, so that one graph serves every M.
     Gradients are computed by PyTorch and transformers.
 

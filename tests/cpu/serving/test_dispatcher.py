@@ -22,6 +22,7 @@ from tests.support.linear_layers import (
 from tests.support.nouns import Dispatcher, DriverError, LoadedKernel, Patch, Problem, Support, each, fails, refuses
 from tritongemm.operations import torch_products
 from tritongemm.operations.dense import DenseOperands
+from tritongemm.serving import loaded_tables
 from tritongemm.serving.calls import CallKey
 
 SetPrecision: TypeAlias = Callable[[str], None]
@@ -220,7 +221,9 @@ def test_what_fails_on_the_way_to_pytorchs_kernel_leaves_it_to_pytorch(gpu: Gpu,
     fails(DriverError, "", dispatcher.run, x, w, None, None)
 
 
-def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_environment_names_the_records(
+    gpu: Gpu, tmp_path: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
     _, empty = gpu
     name_table(tmp_path, monkeypatch, record(problem(16, 32, 64), winner="torch"))
     monkeypatch.setattr(
@@ -229,6 +232,12 @@ def test_the_environment_names_the_records(gpu: Gpu, tmp_path: Path, monkeypatch
     assert say(Dispatcher(), empty(16, 64), empty(32, 64)).startswith("library: torch won")
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     refuses(r"gone\.yaml", say, Dispatcher(), empty(16, 64), empty(32, 64))
+    loaded_tables.warn_of_missing.cache_clear()
+    for m in (1, 2):  # without a GPU nothing is read
+        assert Dispatcher().run(torch.ones(m, 64), torch.ones(32, 64), None, None).shape == (m, 32)
+    assert [line.getMessage() for line in caplog.records] == [
+        f"{tmp_path / 'gone.yaml'}: there is no such file; TRITONGEMM_CONFIG names it"
+    ]
 
 
 def test_explains_what_each_source_answered(gpu: Gpu) -> None:

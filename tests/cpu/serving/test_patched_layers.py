@@ -43,7 +43,9 @@ def test_a_layer_with_a_row_is_served_until_that_is_undone(kind: str) -> None:
         patched = tritongemm.patch(model, case.rows)
         assert patched.patched == ("layer",) and patched.left == {"other": "no row for N=8, K=8"}
         assert str(patched).startswith("0 of 2") and "1 patched, but on no GPU, so that PyTorch" in str(patched)
-        assert tritongemm.patch(model).left["layer"] == "served already"
+        second = tritongemm.patch(model)
+        assert second.left["layer"] == "served already" and not second.patched
+        second.undo()
         assert model.state_dict().keys() == state and type(model["layer"]) is not own
         found = model["layer"](*case.given)
         assert off(found, case.exact) < case.limit

@@ -42,8 +42,8 @@ from tritongemm.serving.loaded_tables import (
     read_configured,
     read_shipped,
     read_table,
-    why_layer_is_idle,
     warn_of_missing,
+    why_layer_is_idle,
 )
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.system import settings

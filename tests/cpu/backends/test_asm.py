@@ -168,6 +168,17 @@ def test_kinds_tiles_and_splits_are_those_of_the_object(tmp_path: Path) -> None:
     assert {c.template for c in wide} == {PLAIN}  # more tiles than counters
 
 
+def test_an_architecture_is_read_from_a_source_or_the_folder_of_an_absent_object(tmp_path: Path) -> None:
+    problem, folder = Problem(64, 64, 320, *matrices("bf16", layout="TN")), tmp_path / "gfx942" / "bf16gemm"
+    folder.mkdir(parents=True)
+    path = write(folder, BF16 + f"{PLAIN},p.co,1,32,64,3,0,0,64,1\n{CLEAN},q.s,1,48,64,0,0,1,64,1\n")
+    (folder / "q.s").write_text('.text\n.amdgcn_target "amdgcn-amd-amdhsa--gfx950:xnack-"\n')
+    for target, left, other in ((GFX942, PLAIN, CLEAN), (GFX950, CLEAN, PLAIN)):
+        configs, refused = asm.survey(problem, target, [path])
+        assert {config.template for config in configs} == {left}
+        assert "its code object is for gfx9" in refused[other] and f", not {target.name}" in refused[other]
+
+
 @cases(
     (Problem(64, 64, 192, *matrices(layout="TN")), "it reads bf16"),
     (Problem(64, 64, 192, *matrices("bf16")), r"\(TN\), not TT"),

@@ -1,5 +1,6 @@
 """The rules by which an assembly kernel can compute a problem, and its splits along K."""
 
+import re
 from contextlib import suppress
 
 from tritongemm.backends.asm import param_layout, scaled
@@ -16,6 +17,7 @@ COUNTERS = 16 * 64  # of AITER's semaphore, one a tile
 _MOST_SPLITS = 16
 _FETCHED = 3  # steps of K that AITER's bf16 kernels fetch before the first check; a smaller A faults (ROCm/aiter#5781)
 _SMALL = 2**31  # bytes
+_ARCH, _DIRECTIVE = re.compile("gfx[0-9a-f]{3,4}"), re.compile(rb'\.amdgcn_target\s+"[\w-]+--(gfx[0-9a-f]+)')
 _SCALES = {"scale_a", "scale_b"}
 
 
@@ -31,11 +33,8 @@ def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
         name = layout_name(row)
     except InputError as error:
         return str(error)
-    if row.path.suffix not in toolchain.SUFFIXES and row.path.is_file():
-        with suppress(InputError):  # building it will say what is wrong with a damaged one
-            arch = code_object.arch(row.path.read_bytes())
-            if arch != target.name:
-                return f"its code object is for {arch}, not {target.name}"
+    if (arch := _find_arch(row) or target.name) != target.name:
+        return f"its code object is for {arch}, not {target.name}"
     if row.shuffled and problem.b.order == PLAIN:
         return "B must be shuffled beforehand, and this one's is not"
     if not row.shuffled and problem.b.order != PLAIN:
@@ -43,6 +42,18 @@ def refusal(row: KernelRow, problem: Problem, target: Target) -> str | None:
     if name in scaled.LAYOUTS:
         return scaled.refusal(name, row, problem)
     return _bf16_refusal(row, problem) if name == "bf16" else _own_refusal(row, problem)
+
+
+def _find_arch(row: KernelRow) -> str:
+    """Return what architecture a code object is for, of an absent one that of its folder; "" where nothing says."""
+    if not row.path.is_file():  # AITER has hsa/gfx942/bf16gemm
+        return next(filter(_ARCH.fullmatch, reversed(row.path.absolute().parts[:-1])), "")
+    with suppress(InputError):  # building it will say what is wrong with a damaged one
+        if row.path.suffix not in toolchain.SUFFIXES:
+            return code_object.arch(row.path.read_bytes())
+        directive = _DIRECTIVE.search(row.path.read_bytes())
+        return directive[1].decode() if directive else ""
+    return ""
 
 
 def _bf16_refusal(row: KernelRow, problem: Problem) -> str | None:

@@ -30,6 +30,7 @@ RULE_GROUPS = frozenset(
     )
 )
 KINDS = ("one", "batched", "grouped")  # of `Problem.kind`
+_LISTS, _MAPS = ("grid", "kinds", "constexprs", "launch_options"), ("defaults", "search", "order", "names")
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)
 
 
@@ -90,9 +91,17 @@ def read_header(path: Path, known: Collection[str]) -> dict[str, Any]:
     if unknown := sorted(set(facts) - set(known)):
         complaint = f"{', '.join(unknown)}, which nothing reads; it can have {', '.join(sorted(known))}"
         raise InputError(f"{file}: the header has {complaint}")
+    inherited = list[Path]()
     while base := facts.pop("inherit", ""):
-        shared = _read_map(f"{file} inherits {base}.yaml", (path.parent / f"{base}.yaml").read_text(encoding="utf-8"))
+        parent = path.with_name(f"{base}.yaml")
+        if parent in inherited or not parent.is_file():
+            raise InputError(f"{file}: inherit must name another file beside it, without .yaml; not {base}")
+        inherited.append(parent)
+        shared = _read_map(f"{file} inherits {parent.name}", parent.read_text(encoding="utf-8"))
         facts = shared | {k: shared[k] | v if isinstance(shared.get(k), dict) else v for k, v in facts.items()}
+    for keys, kind in ((_LISTS, list), (_MAPS, dict)):
+        if wrong := [key for key in keys if not isinstance(facts.get(key, kind()), kind)]:
+            raise InputError(f"{file}: {', '.join(wrong)} must be a {'list' if kind is list else 'map'}")
     constants = facts.get("constexprs", ())
     for key, there in (("kinds", KINDS), ("defaults", constants), ("launch_options", constants)):
         if unknown := [str(name) for name in facts.get(key, ()) if name not in there]:

@@ -309,8 +309,9 @@ def _known_facts(file: str, section: str, given: dict[str, Any], of: type) -> di
 def _search_facts(file: str, section: dict[str, Any]) -> SearchFacts:
     if (grid := section.get("grid", _UNKNOWN.grid)) not in GRIDS:
         raise InputError(f"templates/kernels/{file}: search.grid is {grid!r}; there are: {', '.join(GRIDS)}")
-    rules = frozenset(section.get("rules", ()))
-    if unknown := sorted(map(str, rules - RULE_GROUPS)):
+    given = section.get("rules", [])
+    rules = frozenset(map(str, given if isinstance(given, list) else [given]))
+    if unknown := sorted(rules - RULE_GROUPS):
         there = ", ".join(sorted(RULE_GROUPS))
         raise InputError(f"templates/kernels/{file}: search.rules has {', '.join(unknown)}; there are: {there}")
     return SearchFacts(**{**section, "rules": rules})

@@ -165,7 +165,7 @@ def read_quantisation(config: ModelConfig) -> Quantisation:
         config.require(NAMES, key, names)
         ignored += names
     found = {**of_modelopt, **found}
-    ignored += _skipped(config, found) if method == "gptq" else []
+    ignored += _skipped(config, found) if method in ("gptq", "awq") else []  # GPTQModel writes both
     (family, scales), dtype = _find_fp4(method, found) or _find_family(method, found)
     return Quantisation(method, family, scales, dtype, tuple(_compile(config, pattern) for pattern in ignored))
 

@@ -87,6 +87,9 @@ def test_parts_of_kernels_begin_with_what_is_in_them() -> None:
     ("constexprs: [poll]\ndefaults: {pol: 0}", r"defaults has pol; there are: poll$"),
     ("search: {rules: [vectr]}", r"search\.rules has vectr; there are: .*vector"),
     ("kinds: [one", r"the header is not YAML: "),
+    ("kinds:", r"kinds must be a list$"),
+    ("search: {rules: }", r"search\.rules has None; "),
+    ("inherit: _toy", r"inherit must name another file beside it, without \.yaml; not _toy$"),
     ("---#}{{ missing() }}{#", r"or what it imports: 'missing' is undefined$"),
     ("---#}{{ p. }}{#", r"line 4: expected name or number$"),
 )

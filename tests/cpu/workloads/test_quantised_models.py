@@ -137,12 +137,15 @@ def test_factors_of_int4_and_blocks_of_other_sizes(tmp_path: Path) -> None:
     assert any("quantised (fp8)" in text for text in sizes_of(tmp_path, config).remarks)
     wrong = DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}}
     refuses("modules_to_not_convert must be a list of names", sizes_of, tmp_path, wrong)
+    wrong = LLAMA | {"quantization_config": AWQ | {"dynamic": ["mlp"]}}
+    refuses("dynamic must be a map", sizes_of, tmp_path, wrong)
 
 
 @each("pattern", ["re:.*self_attn.*", "*.self_attn*", "re:model[.]layers[.]\\d+[.]self_attn", "self_attn"])
 def test_ignored_modules_are_named_in_several_ways(tmp_path: Path, pattern: str) -> None:
     ways = [compressed("float", ("channel", "token")) | {"ignore": [pattern]}]
-    ways += [GPTQ | {"dynamic": {f"-:{pattern[3:]}": {}, "lm_head": {}}}] if pattern.startswith("re:") else []
+    dynamic: dict[str, Any] = {"dynamic": {f"-:{pattern[3:]}": {}, "lm_head": {}}}
+    ways += [GPTQ | dynamic, AWQ | dynamic] if pattern.startswith("re:") else []
     for quantised in ways:
         rows = sizes_of(tmp_path, LLAMA | {"quantization_config": quantised}).rows
         assert {"self_attn" in row.callers[0] for row in rows if row.problem.family == "dense"} == {True, False}

@@ -12,15 +12,17 @@ from __future__ import annotations
 import functools
 import logging
 import statistics
+import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tritongemm.core.errors import InputError, TritonGemmError
+from tritongemm.core.errors import InputError
 from tritongemm.core.scaling import PADDED_ROWS
 from tritongemm.core.served_call import Resolution
 from tritongemm.hip_ext.launching import native_calls
@@ -44,6 +46,8 @@ _ROUNDS: Final = 5  # after one that loads and compiles
 _CHAIN: Final = 8  # calls of a graph
 _LEAST_GAIN: Final = 1.03  # A mixture that won such a race by 1.6 % was 3.5 % slower in a real model.
 _BUSY_CYCLES: Final = tuple(2_000_000 << more for more in range(6))  # from about 1 ms to 32 ms
+_capturing: Final = threading.Lock()
+_failed: Final = list[Any]()  # graphs whose capture failed, which PyTorch's allocators may still ask for its number
 
 
 class _RacedProducts:
@@ -264,7 +268,7 @@ def _race(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> boo
         both = prepare()
         in_graph = kind == "product" and 1 << bits <= MOST_ROWS_AT_ONCE
         tuned, own = (_seconds_in_graphs(both) if in_graph else None) or _seconds_by_events(both)
-    except (RuntimeError, TritonGemmError) as error:  # too little memory, among others
+    except Exception as error:  # Too little memory, among others; the server runs without us, whatever it is.
         _LOG.warning("the server's own kernel is kept, as tuned ones can't be timed beside it: %s", error)
         return False
     faster = bool(tuned * _LEAST_GAIN < own)
@@ -285,28 +289,42 @@ def _seconds_by_events(calls: Sequence[Call]) -> list[float]:
 def _seconds_in_graphs(calls: Sequence[Call]) -> list[float] | None:
     """Return the GPU's times of calls between kernels of a graph; None where they can't be captured.
 
-    Servers launch few rows so: kernels begin while those in front of them end.
+    Servers launch few rows so: kernels begin while those in front of them end. After a capture that failed nothing is
+    captured any more, and nothing while another thread is at it, whose graph would have our kernels too.
     """
-    cached = torch.cuda.get_device_properties().L2_cache_size
-    cold = torch.zeros(cached // 2, dtype=torch.float32, device="cuda")  # twice as many bytes
-    try:
-        stream, pool, _ = _captures(torch.cuda.current_device())
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graphs = [_capture(pool, cold.amax, call) for call in (lambda: None, *calls)]
-    except RuntimeError:
+    if _failed or not _capturing.acquire(blocking=False):
         return None
-    with torch.cuda.stream(stream):
-        rounds = [[_seconds_of(graph) for graph in graphs] for _ in range(1 + _ROUNDS)][1:]
+    cached = torch.cuda.get_device_properties().L2_cache_size
+    index, ours = torch.cuda.current_device(), torch.cuda.current_stream()
+    try:
+        cold = torch.zeros(cached // 2, dtype=torch.float32, device="cuda")  # twice as many bytes
+        stream, pool, _ = _captures(index)
+        stream.wait_stream(ours)
+        try:
+            with torch.cuda.stream(stream):
+                graphs = [_capture(pool, cold.amax, call) for call in (lambda: None, *calls)]
+                rounds = [[_seconds_of(graph) for graph in graphs] for _ in range(1 + _ROUNDS)][1:]
+        finally:
+            ours.wait_stream(stream)  # What failed may have left kernels there, which write where the next call does.
+    except Exception as error:
+        if not _failed:  # The call itself failed, as it would without a graph.
+            raise
+        _LOG.warning("products are timed without graphs from now on, as one can't be captured: %s", error)
+        with suppress(Exception):
+            _captures.__wrapped__(index)  # Until a capture ends, PyTorch may refuse random numbers outside of graphs.
+        return None
+    finally:
+        _capturing.release()
     without, *times = (statistics.median(each) for each in zip(*rounds, strict=True))
     return [(seconds - without) / _CHAIN for seconds in times]
 
 
 @functools.cache
 def _captures(index: int) -> tuple[Any, Any, Any]:
-    """Return a GPU's stream and pool of all such graphs, which share what programs count in, and a graph.
+    """Return a GPU's stream, its pool of memory for the graphs of races, and a graph that is kept for the pool's sake.
 
-    PyTorch lets a pool go with the last graph that uses it, and captures into it no more.
+    PyTorch frees a pool with the last graph that uses it, and captures into it no more. One pool is for all, as graphs
+    of one pool share the counters of our kernels.
     """
     stream, pool = torch.cuda.Stream(index), torch.cuda.graph_pool_handle()
     with torch.cuda.stream(stream):
@@ -318,13 +336,19 @@ def _capture(pool: Any, before: Callable[..., Any], call: Callable[..., Any]) ->
     """Return a graph on the current stream of some calls, something else before each."""
     call()
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool, capture_error_mode="thread_local")
     try:
-        for _ in range(_CHAIN):
-            before()
-            call()
-    finally:
-        graph.capture_end()
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            for _ in range(_CHAIN):
+                before()
+                call()
+        finally:
+            graph.capture_end()
+    except BaseException:
+        _failed.append(graph)
+        with suppress(Exception):  # The allocator would empty no cache any more; it refuses what has ended.
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
     return graph
 
 

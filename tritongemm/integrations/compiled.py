@@ -57,9 +57,10 @@ class _Before:
             key = given[self._x].shape, given[self._weight].data_ptr()
         except Exception:  # of another version, which the hook says
             return self._hook(self._own, *given)
-        return self._own(*given) if key in dispatcher.default.calls.declined else self._ask(key, given)
+        declined = dispatcher.default.calls.declined
+        return self._own(*given) if key in declined else self._ask(declined, key, given)
 
-    def _ask(self, key: Any, given: tuple[Any, ...]) -> Any:
+    def _ask(self, declined: dict[Any, None], key: Any, given: tuple[Any, ...]) -> Any:
         calls, last = 0, None
 
         def own(*changed: Any) -> Any:
@@ -70,7 +71,7 @@ class _Before:
         result = self._hook(own, *given)
         # More calls than one were a race, which a tuned kernel may have won.
         if calls == 1 and result is last and not may_change(given[self._x]):
-            keep(dispatcher.default.calls.declined, key, None)
+            keep(declined, key, None)
         return result
 
     def __hash__(self) -> int:  # which PyTorch's tables of operators ask for

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from inspect import signature
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from tritongemm.system import settings
 
 LOG = logging.getLogger("tritongemm")
 Found = TypeVar("Found")
+Read: TypeAlias = "Callable[..., Callable[[], Any] | None]"
 
 EVERY_LAYER: Final = "layer"
 _MOVED: Final = "this %s is not as the plug-in knows it (%s); tuned kernels serve no %s"
@@ -127,7 +128,7 @@ def guarded(server: str, served: str, read: Callable[..., Found | None]) -> Call
     return read_known
 
 
-def make_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | None]) -> Callable[..., Any]:
+def make_hook(server: str, served: str, read: Read) -> Callable[..., Any]:
     """Return ``hook(function, its arguments)``: `read` says what computes a call before a server's function does.
 
     Args:
@@ -148,17 +149,13 @@ def make_hook(server: str, served: str, read: Callable[..., Callable[[], Any] | 
 
 
 def make_layer_hook(
-    server: str,
-    served: str,
-    read: Callable[..., Callable[[], Any] | None],
-    holds: str = "",
-    serve: Callable[..., Any] = lambda *given, **named: None,
+    server: str, served: str, read: Read, holds: str = "", serve: Callable[..., Any] = lambda *given, **named: None
 ) -> Callable[..., Any]:
     """Return ``hook(function, method, layer, x, …)``, which asks `read` once about what the server computes itself.
 
     A call of the same layer and shape is then not looked at again until rows are added: an eager prefill has hundreds,
-    and each function of Python that it calls costs the host a microsecond or two. While gradients are wanted, graphs
-    are captured or calls are counted, every call is looked at.
+    and each function of Python that it calls costs the host a microsecond or two. What is found while gradients are
+    wanted or a graph is captured is not kept, and every call is looked at while calls are counted.
 
     Args:
         server: its name.
@@ -172,19 +169,21 @@ def make_layer_hook(
 
     @wraps(read)
     def ask_once(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        counts = server_calls.product_or is not server_calls.UNCOUNTED
-        layer = given[1] if len(given) > 1 else named.get(of_layer)
-        if torch.compiler.is_compiling() or counts or not isinstance(layer, torch.nn.Module):
+        if torch.compiler.is_compiling() or server_calls.product_or is not server_calls.UNCOUNTED:  # it counts
             return hook(original, *given, **named)
+        layer = given[1] if len(given) > 1 else named.get(of_layer)
         x = given[2] if len(given) > 2 else named.get(of_x)
         held = attribute(x, holds) if holds else x
-        if not isinstance(held, Tensor):
+        if not isinstance(layer, torch.nn.Module) or not isinstance(held, Tensor):
             return hook(original, *given, **named)
         # A layer in the place of one that is gone is computed as that was, which costs its kernel at most.
-        key = id(layer), held.shape, held.dtype, held.is_contiguous()
-        if key in dispatcher.default.calls.declined:
+        key, declined = (id(layer), held.shape, held.dtype, held.is_contiguous()), dispatcher.default.calls.declined
+        if key in declined:
             return original(*given, **named)
-        result = serve(*given, **named)
+        try:
+            result = serve(*given, **named)
+        except Exception:  # No error ends a server: `read` is asked, and says what it is.
+            result = None
         if result is not None and result is not False:
             return result
         computed: list[Any] = []
@@ -196,7 +195,7 @@ def make_layer_hook(
         result = compute(*given, **named) if result is False else hook(compute, *given, **named)
         of_both = [attribute(one, holds) if holds else one for one in (result, *computed)]
         if len({*map(id, of_both)}) < len(of_both) and not may_change(held):
-            keep(dispatcher.default.calls.declined, key, None)
+            keep(declined, key, None)
         return result
 
     return ask_once
@@ -209,7 +208,7 @@ def may_change(x: Tensor) -> bool:
     return not x.is_cuda or torch.cuda.is_current_stream_capturing()
 
 
-def replace(server: str, served: str, places: Mapping[Any, str], read: Callable[..., Callable[[], Any] | None]) -> None:
+def replace(server: str, served: str, places: Mapping[Any, str], read: Read) -> None:
     """Put a hook before a server's function, as `make_hook`, in each of its places: owners and the name that it has.
 
     Raises:

@@ -144,6 +144,24 @@ def test_a_call_whose_kernel_is_known_is_not_looked_at(unloaded: Dispatcher, mon
     assert asked == [1, 2, 1]
 
 
+def test_a_call_that_cannot_be_served_is_looked_at(unloaded: Dispatcher, monkeypatch: Patch) -> None:
+    """An error ends no server, and a decline that was found by former rows does not hold beside new ones."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    asked: list[int] = []
+
+    def read(own: Any, method: Any, layer: Any, x: torch.Tensor) -> Any:
+        asked.append(len(x))
+        unloaded.calls = CallTable()  # as another thread adds rows
+
+    def serve(method: Any, layer: Any, x: torch.Tensor) -> Any:
+        raise AttributeError("a server of another version")
+
+    hook, layer, x = process.make_layer_hook("server", "layer", read, serve=serve), torch.nn.Linear(2, 2), torch.ones(1)
+    with torch.no_grad():
+        assert all(hook(lambda method, layer, x: x, None, layer, x) is x for _ in range(2))
+    assert asked == [1, 1]
+
+
 def test_a_mixture_that_the_server_computes_is_asked_once(unloaded: Dispatcher, monkeypatch: Patch) -> None:
     """Its activations and result are held by objects, and its arguments may have their names."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

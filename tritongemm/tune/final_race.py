@@ -96,7 +96,8 @@ def prepare_race(task: Task, options: TuningOptions, target: Target, sizes_per_c
     # A resumed run knows trials of what it has not built: the cache is gone, or time was up.
     built = {name: artifact for name, artifact in task.artifacts.items() if artifact.status == "ok"}
     known = [t for t in task.trials.values() if t.config.name in built]
-    first, reserve = pick_finalists(known, min(options.finalists, FINALISTS_OF_CROWD if crowded else options.finalists))
+    fewer = crowded and options.finalists == TuningOptions.finalists  # another number is one that was asked for
+    first, reserve = pick_finalists(known, FINALISTS_OF_CROWD if fewer else options.finalists)
     return RaceWork(
         task.problem,
         tuple(built[t.config.name] for t in first),

@@ -241,14 +241,19 @@ def test_of_each_of_many_sizes_per_core_fewer_candidates_race_briefly_if_no_libr
             raced.add((len(artifacts), brief))
             return super().race(problem, artifacts, baseline, brief)
 
-    for count, library, is_brief in ((1, "", False), (8, "", True), (8, "torch", False)):
+    for count, library, is_brief, asked in (
+        (1, "", False, 12),
+        (8, "", True, 12),
+        (8, "torch", False, 12),
+        (8, "", True, 9),
+    ):
         raced.clear()
-        with pool_and_store(tmp_path / f"{count}{library}") as (pool, store):
-            options = TuningOptions(tmp_path, budget=16, library=library)
+        with pool_and_store(tmp_path / f"{count}{library}{asked}") as (pool, store):
+            options = TuningOptions(tmp_path, budget=16, library=library, finalists=asked)
             problems = [Problem(16, 16, 32 * k) for k in range(1, count + 1)]
             assert TuningRun([Device()], pool, store, options, Reporter()).tune(problems) == {}
         assert {brief for _, brief in raced} == {is_brief}
-        assert (max(most for most, _ in raced) <= final_race.FINALISTS_OF_CROWD) == (count == 8)
+        assert (max(most for most, _ in raced) <= final_race.FINALISTS_OF_CROWD) == (count == 8 and asked == 12)
 
 
 def test_a_size_goes_on_while_others_are_planned(tmp_path: Path, monkeypatch: Patch) -> None:

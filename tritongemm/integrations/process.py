@@ -173,7 +173,7 @@ def make_layer_hook(
             return hook(original, *given, **named)
         layer = given[1] if len(given) > 1 else named.get(of_layer)
         x = given[2] if len(given) > 2 else named.get(of_x)
-        held = attribute(x, holds) if holds else x
+        held = attribute(x, holds) if holds and isinstance(layer, torch.nn.Module) else x
         if not isinstance(layer, torch.nn.Module) or not isinstance(held, Tensor):
             return hook(original, *given, **named)
         # A layer in the place of one that is gone is computed as that was, which costs its kernel at most.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -199,22 +199,26 @@ class DeviceKernels:
         """Return the tuned row of a problem for this GPU, or why there is none."""
         return self.records.find_row(problem, self.device.arch, self.device.compute_units)
 
-    def span(self, problem: Problem) -> range:
-        """Return the M that a problem's row serves, no other row being among them; none where one is."""
+    def span(self, problem: Problem, others: Iterable[Problem] = ()) -> range:
+        """Return the M that a problem's row serves, if no other row of it, or of the others, is among them; else none.
+
+        Of an algorithm of a library they are those at which it would have to be loaded: all but the row's own.
+        """
         record = self.find_record(problem)
         if isinstance(record, Support) or not record.m_from:
             return range(0)
-        rows = self.records.near_rows(problem, self.device.arch, self.device.compute_units)
-        others = [row.record for row in rows if row.record is not record]
         found = range(record.m_from, record.problem.m + 1)
-        alone = all(r.problem.m < found.start or (r.m_from or r.problem.m) >= found.stop for r in others)
-        return found if alone else range(0)
+        every = (self.records.near_rows(p, self.device.arch, self.device.compute_units) for p in (problem, *others))
+        beside = [row.record for rows in every for row in rows if row.record is not record]
+        if any(r.problem.m >= found.start and (r.m_from or r.problem.m) < found.stop for r in beside):
+            return range(0)
+        return found[:-1] if self.is_algorithm(record) else found
 
-    def library_spans(self, problems: Sequence[Problem]) -> list[range]:
-        """Return the spans of problems at whose M PyTorch, or an algorithm of its library, was the fastest."""
-        records = {problem: self.find_record(problem) for problem in problems}
-        won = [p for p, r in records.items() if isinstance(r, Record) and (baseline_won(r) or self.is_algorithm(r))]
-        return [span for span in map(self.span, won) if span]
+    def library_span(self, problem: Problem) -> range:
+        """Return the same of a problem for which PyTorch, or an algorithm of its library, was the fastest."""
+        record = self.find_record(problem)
+        won = isinstance(record, Record) and (baseline_won(record) or self.is_algorithm(record))
+        return self.span(problem) if won else range(0)
 
     def loaded_for(self, record: Record) -> LoadedKernel | Support | None:
         """Return the kernel of a record, or why it can't be launched; None where it was not loaded yet."""

@@ -26,14 +26,17 @@ from tritongemm.operations.torch_products import DTYPE_NAMES
 from tritongemm.serving.api import mm
 from tritongemm.serving.calls import NOT_TUNED, keep
 from tritongemm.serving.device_kernels import DeviceKernels
-from tritongemm.serving.dispatcher import default_dispatcher
+from tritongemm.serving.dispatcher import CallAnswers, default_dispatcher
 from tritongemm.serving.products import multiply_quantized, scaled_mm
 from tritongemm.serving.quantize import quantize
 from tritongemm.serving.traced_operations import define
 
-# Layouts of factors along K, and the names of such granularities; PyTorch's own products want the first.
-_GRANULARITY: Final = {"groups": "block", "rows": "block_rows", "tma": "block_tma"}
-LAYOUTS: Final = tuple(_GRANULARITY)
+# Layouts of factors along K, by what rows say of them; PyTorch's own products want the first.
+_LAYOUT_OF: Final = {
+    GRANULARITIES[name][0]: layout
+    for name, layout in (("block", "groups"), ("block_rows", "rows"), ("block_tma", "tma"))
+}
+LAYOUTS: Final = tuple(_LAYOUT_OF.values())
 AS_IT_IS = "as it is"  # activations that are quantised already
 COPIED = "copied"  # such activations, whose factors are copied to where the rows want them
 _NEAR = "near"
@@ -74,7 +77,9 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
     known: str | None = found.get(key, _UNKNOWN)
     if known is not _UNKNOWN:
         return known
-    rows, spans = x.numel() // max(x.shape[-1], 1), found.setdefault((*key[:1], x.shape[-1], *key[2:]), {})
+    rows, spans = x.numel() // max(x.shape[-1], 1), dict[range, str]()
+    if x_scale is None:
+        spans = found.setdefault((*key[:1], x.shape[-1], *key[2:]), spans)
     chosen: str | None = next((layout for span, layout in spans.items() if rows in span), None)
     nearest, lasting = chosen, True
     for layout, given in () if chosen else _forms(operands, held):
@@ -90,14 +95,26 @@ def find_layout(operands: BlockOperands, near: bool) -> str | None:
             nearest = nearest or layout
         elif resolution.kind not in NOT_TUNED:
             chosen = layout
-            if x_scale is None and resolution.lasting and answers.device is not None and resolution.record is not None:
-                spans |= dict.fromkeys(filter(None, [answers.device.span(resolution.record.problem)]), layout)
+            spans |= {} if x_scale is not None else _layout_of_span(answers)
             break
     if near:
         chosen = chosen or nearest
     if lasting:
         keep(found, key, chosen)
     return chosen
+
+
+def _layout_of_span(answers: CallAnswers) -> dict[range, str]:
+    """Return the M that a row alone serves, and the layout that its kernel reads at each; nothing where there is none.
+
+    It may be another than the one that was asked for: dense factors are padded ones too at a multiple of four rows.
+    """
+    device, record = answers.device, answers.resolution.record
+    if device is None or record is None or not answers.resolution.lasting or device.is_algorithm(record):
+        return {}
+    a, b = record.problem.scalings
+    span = device.span(record.problem, [record.problem.scaled((one, b)) for one in _LAYOUT_OF])
+    return {span: _LAYOUT_OF[a]} if span and a in _LAYOUT_OF else {}
 
 
 def _has_rows(resolution: Resolution, index: int) -> bool:
@@ -119,7 +136,7 @@ def _forms(operands: BlockOperands, held: Container[Scaling | None]) -> Iterator
             yield COPIED, one._replace(scale_a=_make_other(x_scale))
         return
     q = torch.empty_like(x, dtype=weight.dtype)
-    for layout in (one for one in LAYOUTS if GRANULARITIES[_GRANULARITY[one]][0] in held):
+    for layout in (layout for scaling, layout in _LAYOUT_OF.items() if scaling in held):
         factors = empty_factors(x, "block", layout)
         yield layout, ScaledOperands(q, weight, factors, weight_scale, bias, out_dtype)
 

@@ -104,8 +104,9 @@ class TunedCalls:
                 warnings.warn(f"the tuned kernel of {resolution.text} can't be launched: {error}", stacklevel=2)
         if resolution.lasting:
             keep(table, key, call)
-            if call is None and answers.device is not None and answers.reading is not None:
-                spans += answers.device.library_spans(answers.reading.problems)
+            problems = () if answers.reading is None else answers.reading.problems
+            if call is None and answers.device is not None and len(problems) == 1:  # one row of x is of two layouts
+                spans += filter(None, [answers.device.library_span(problems[0])])
         return call
 
     def _compute_otherwise(self, x: Tensor, w: Tensor, bias: Tensor | None, _: torch.dtype | None) -> Tensor:

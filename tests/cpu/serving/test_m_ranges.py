@@ -15,6 +15,8 @@ from tritongemm.build import prepare
 from tritongemm.build.cache import ArtifactCache
 from tritongemm.core.config import Config
 from tritongemm.core.served_call import LoadedKernel
+from tritongemm.operations.contract import Reading
+from tritongemm.operations.dense import DENSE, DenseOperands
 from tritongemm.serving.dispatcher import CallAnswers
 from tritongemm.serving.record_table import RecordTable
 from tritongemm.serving.tuned_calls import TunedCalls
@@ -143,6 +145,25 @@ def test_what_is_found_at_an_m_holds_for_its_span(gpu: Gpu, monkeypatch: Patch) 
     with torch.no_grad():
         assert not any(calls.find(empty(m, 64), empty(32, 64)) for m in (650, 699, 600, 650, 700, 701, 700))
     assert asked == [650, 700, 701]
+
+
+def test_a_prompt_of_a_rows_own_m_is_served_whichever_was_first(gpu: Gpu, monkeypatch: Patch) -> None:
+    """An algorithm is loaded at its own M; and a row of x is of two layouts, of which the other has rows of its own."""
+    dispatcher, empty = gpu
+    monkeypatch.setattr("tritongemm.serving.tuned_calls.is_watched", lambda: False)  # fake tensors are
+    algorithm = record(problem(1024, 32, 64), ALGORITHM, winner="blaslt", m_from=513)
+    reading = DENSE.read(DENSE.check(DenseOperands(empty(1, 64), empty(32, 64))))
+    assert isinstance(reading, Reading)
+    dispatcher.load(
+        [algorithm, record(problem(5, 32, 64)), record(reading.problems[1].at(64), winner="torch", m_from=1)]
+    )
+    kernels = attach_device(dispatcher, {problem(5, 32, 64): StandInKernel()})
+    kernels.loaded_ranges[algorithm.problem] = StandInKernel()
+    calls = TunedCalls(dispatcher, torch.nn.functional.linear, lambda rows: False)
+    with torch.no_grad():
+        assert [calls.find(empty(m, 64), empty(32, 64)) is not None for m in (600, 1024, 1, 5)] == [
+            False, True, False, True,
+        ]  # fmt: skip
 
 
 # Kernels that other tests compile too.

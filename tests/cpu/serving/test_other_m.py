@@ -139,6 +139,25 @@ def test_layers_take_rows_of_other_m_and_servers_do_not(gpu: Gpu) -> None:
     assert product_or(operands(777), lambda: theirs) is theirs
 
 
+def test_a_layout_found_at_an_m_is_what_the_row_reads_at_others(gpu: Gpu) -> None:
+    """Dense factors are padded ones too at a multiple of four rows alone; and another layout has a row at 41."""
+    rows = (
+        record(scaled(3), m_from=1),
+        record(scaled(64, "block_tma"), m_from=4),
+        record(scaled(128, "block_tma"), m_from=65),
+    )
+    attach(gpu[0], *rows, record(scaled(41, "block_rows")))
+    weight, scale = empty(256, 512, dtype=FP8), empty(2, 4)
+    layouts = {
+        m: find_layout(BlockOperands(empty(m, 512, dtype=torch.bfloat16), weight, scale), near=False)
+        for m in (68, 69, 80, 20, 21, 39, 41, 1, 2, 3)
+    }
+    assert layouts == {
+        68: "groups", 69: "tma", 80: "tma", 20: "groups", 21: "tma", 39: "tma", 41: "rows", 1: "groups", 2: "groups",
+        3: "groups",
+    }  # fmt: skip
+
+
 class Sharing(StandInKernel):
     def __init__(self, workspace: int, semaphore: int) -> None:
         self.needs = {"workspace": workspace, "semaphore": semaphore}

@@ -150,10 +150,10 @@ def make_hook_of_output() -> Hook:
 def _in_graphs() -> Callable[[int], bool] | None:
     """Return what says whether calls will come often: those that graphs are captured of; prompts have any length."""
     try:
-        from sglang.srt.model_executor.runner_utils import capture_mode
+        from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
     except ImportError:
         return None
-    return lambda rows: capture_mode.get_is_capture_mode()
+    return lambda rows: get_is_capture_mode()
 
 
 def _serves_now(weight: Tensor) -> bool:

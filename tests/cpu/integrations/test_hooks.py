@@ -4,7 +4,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +96,16 @@ def test_a_layer_that_cannot_be_read_costs_sglang_no_other_one(monkeypatch: Patc
     registry.apply_hooks()
     assert len(owners) >= 9 + 2 * len(sglang_w4.SCHEMES)
     assert not [name for owner, name in owners if not costs_itself_alone(getattr(owner, name), caplog)]
+
+
+def test_an_sglang_that_has_it_says_which_calls_come_often(monkeypatch: Patch) -> None:
+    names = ["sglang", "srt", "model_executor", "runner_utils", "capture_mode"]
+    for count in range(1, 1 + len(names)):
+        module = ModuleType(".".join(names[:count]))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert sglang._in_graphs() is None, "a version that has no such function"
+    monkeypatch.setattr(module, "get_is_capture_mode", lambda: True, raising=False)
+    assert (often := sglang._in_graphs()) is not None and often(7)
 
 
 def test_what_the_server_computes_is_asked_once(unloaded: Dispatcher, monkeypatch: Patch) -> None:

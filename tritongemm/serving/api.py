@@ -62,10 +62,10 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
     try:
         return engine.default.run(x, w, bias, out_dtype)
     except (AttributeError, RuntimeError, TypeError):
-        DENSE.check(DenseOperands(x, w, bias, out_dtype))  # a list has no hash
+        require_tensors({"x": x, "w": w})  # None has no shape, and to look at each before would cost every call
         if not (x.is_nested or w.is_nested or (bias is not None and bias.is_nested)):
             raise
-        return _unusual(x, w, bias, out_dtype)  # they have no shape; to ask each operand first would cost every call
+        return _unusual(x, w, bias, out_dtype)  # nested tensors have no shape either
 
 
 def _find(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Any:

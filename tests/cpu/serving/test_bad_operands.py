@@ -80,6 +80,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "mm": [
         ({"x": [1.0]}, "x must be a tensor, not list"),
         ({"w": 3}, "w must be a tensor, not int"),
+        ({"x": None}, "x must be a tensor, not NoneType"),
+        ({"w": None}, "w must be a tensor, not NoneType"),
         ({"bias": "x"}, "bias must be a tensor, not str"),
         ({"out_dtype": [1]}, r"out_dtype is \[1\]; give a dtype"),
         ({"w": ONE(N, K) * 1j}, "the operands are torch.float32 and torch.complex64"),

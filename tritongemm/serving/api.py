@@ -63,6 +63,7 @@ def mm(x: Tensor, w: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype 
         return engine.default.run(x, w, bias, out_dtype)
     except (AttributeError, RuntimeError, TypeError):
         require_tensors({"x": x, "w": w})  # None has no shape, and to look at each before would cost every call
+        DENSE.check(DenseOperands(x, w, bias, out_dtype))  # a list has no hash
         if not (x.is_nested or w.is_nested or (bias is not None and bias.is_nested)):
             raise
         return _unusual(x, w, bias, out_dtype)  # nested tensors have no shape either

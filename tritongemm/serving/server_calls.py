@@ -274,9 +274,10 @@ def _race(key: tuple[Any, ...], prepare: Callable[[], tuple[Call, Call]]) -> boo
     faster = bool(tuned * _LEAST_GAIN < own)
     if settings.logs_choices():
         winner = "tuned kernels serve" if faster else "the server computes"
+        which = "".join(" of no multiple of 4" if one else " of multiples of 4" for one in key if isinstance(one, bool))
         _LOG.info(
-            "%s a %s of weights %s with M %d to %d: tuned %.1f us, the server's own %.1f us",
-            winner, kind, tuple(shape), 1 << bits >> 1, (1 << bits) - 1, tuned * 1e6, own * 1e6,
+            "%s a %s of weights %s with M %d to %d%s: tuned %.1f us, the server's own %.1f us",
+            winner, kind, tuple(shape), 1 << bits >> 1, (1 << bits) - 1, which, tuned * 1e6, own * 1e6,
         )  # fmt: skip
     return faster
 
@@ -294,9 +295,9 @@ def _seconds_in_graphs(calls: Sequence[Call]) -> list[float] | None:
     """
     if _failed or not _capturing.acquire(blocking=False):
         return None
-    cached = torch.cuda.get_device_properties().L2_cache_size
-    index, ours = torch.cuda.current_device(), torch.cuda.current_stream()
     try:
+        cached = torch.cuda.get_device_properties().L2_cache_size
+        index, ours = torch.cuda.current_device(), torch.cuda.current_stream()
         cold = torch.zeros(cached // 2, dtype=torch.float32, device="cuda")  # twice as many bytes
         stream, pool, _ = _captures(index)
         stream.wait_stream(ours)

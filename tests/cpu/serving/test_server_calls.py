@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.nouns import Patch, each
+from tests.support.nouns import Caplog, Patch, each
 from tritongemm.serving import server_calls
 
 
@@ -74,3 +74,13 @@ def test_a_race_that_fails_leaves_the_call_to_the_server(monkeypatch: Patch) -> 
         raise AssertionError("an error of a server's kernel")
 
     assert not server_calls._race(("product", 1, torch.bfloat16, (256, 512)), prepare)
+
+
+@each(("more", "named"), [((), "16 to 31"), ((True,), "16 to 31 of no multiple of 4"), ((False,), "16 to 31 of multi")])
+def test_a_race_says_of_which_m_it_is(monkeypatch: Patch, caplog: Caplog, more: tuple[bool, ...], named: str) -> None:
+    monkeypatch.setattr(server_calls, "_seconds_by_events", lambda both: [1e-6, 2e-6])
+    monkeypatch.setattr("tritongemm.system.settings.logs_choices", lambda: True)
+    monkeypatch.setattr(server_calls, "_failed", [None])
+    with caplog.at_level("INFO", "tritongemm"):
+        assert server_calls._race(("product", 5, torch.bfloat16, (256, 512), *more), lambda: (None, None))  # type: ignore[return-value,arg-type]
+    assert f"weights (256, 512) with M {named}" in caplog.text and "tuned 1.0 us" in caplog.text

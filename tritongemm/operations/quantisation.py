@@ -25,15 +25,17 @@ def empty_factors(x: Tensor, granularity: str, layout: str) -> Tensor:
     k = x.shape[-1]
     m = x.numel() // k
     if granularity != "block":
-        return x.new_empty((m if granularity == "row" else 1, 1), dtype=torch.float32)
+        rows = m if granularity == "row" else 1
+        return torch.empty_strided((rows, 1), (1, 1), dtype=torch.float32, device=x.device)
     return empty_in(layout, m, cdiv(k, SCALED_BLOCK), x.device)
 
 
 def empty_in(layout: str, rows: int, groups: int, device: torch.device) -> Tensor:
     """Allocate memory for float32 factors [rows, groups along K] in one of `FACTOR_LAYOUTS`."""
-    if layout == "rows":
-        return torch.empty((rows, groups), dtype=torch.float32, device=device)
-    padded = rows if layout == "groups" else round_up(rows, PADDED_ROWS)
+    if layout != "tma":  # one call of PyTorch, the one that takes the least time
+        strides = (groups, 1) if layout == "rows" else (1, rows)
+        return torch.empty_strided((rows, groups), strides, dtype=torch.float32, device=device)
+    padded = round_up(rows, PADDED_ROWS)
     # There is memory for all that is padded.
     return torch.empty(groups * padded, dtype=torch.float32, device=device).as_strided((rows, groups), (1, padded))
 

@@ -95,8 +95,7 @@ def test_tuned_checked_timed_and_served(manifests: list[Path], tmp_path: Path, m
     shutil.copytree(manifests[0].parent, bad)
     for code in bad.glob("*.cubin"):
         code.write_bytes(code.read_bytes()[:1000])
-    text = (bad / "kernels.csv").read_text()
-    (bad / "kernels.csv").write_text(text.replace("tile__", "truncated__"))
+    (bad / "kernels.csv").write_text((bad / "kernels.csv").read_text().replace("tile__", "truncated__"))
     monkeypatch.setenv("TRITONGEMM_ASM_MANIFESTS", ":".join(map(str, [*manifests, bad / "kernels.csv"])))
     out, profile = tmp_path / "out.yaml", tmp_path / "all.csv"
     size = ("-m", "250", "-n", "512", "-k", "1024", "-col_b", "-dtype_a", "bf16", "-o", str(out))

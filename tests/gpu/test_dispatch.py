@@ -235,12 +235,10 @@ def test_compiled(mode: str) -> None:
     compiled = torch.compile(all_of_them, fullgraph=True, mode=mode)
     for seed in range(4):  # recorded and replayed from the second and third
         for name, (x, w, bias, *_) in zip(names, ready, strict=True):
-            others = operands(name, seed)
-            for mine, other in zip((x, w, bias), others[:3], strict=True):
+            for mine, other in zip((x, w, bias), operands(name, seed)[:3], strict=True):
                 if mine is not None:
                     mine.copy_(other)
-        outs = compiled([(x, w, bias) for x, w, bias, *_ in ready])
-        for name, out in zip(names, outs, strict=True):
+        for name, out in zip(names, compiled([(x, w, bias) for x, w, bias, *_ in ready]), strict=True):
             assert_right(name, out, operands(name, seed)[-1].relu())
 
 
@@ -287,8 +285,7 @@ def test_an_algorithm_of_the_library_serves(bias: str) -> None:
     out = torch.empty(p.m, p.n, device="cuda", dtype=torch.bfloat16)
     exact = DENSE.reference(p, operands)
     configs = registry.get(LibraryBackend, "blaslt").list_algorithms(p, operands | {"c": out})
-    split = next((c for c in configs if c.split_k > 1), configs[-1])
-    for config in (configs[0], split):
+    for config in (configs[0], next((c for c in configs if c.split_k > 1), configs[-1])):
         unloaded = Dispatcher()
         unloaded.load([record(p, config, winner="blaslt")])
         assert unloaded.explain(x, w, given).resolution.kind == "exact"

@@ -45,8 +45,7 @@ def test_vllms_int4_layer_in_a_compiled_graph(tmp_path: Path, monkeypatch: Patch
     x = torch.randn(4, K, device="cuda").bfloat16()
     factors = HALF.double().t().repeat_interleave(GROUP, 1)
     exact = x.double() @ ((NUMBERS - 8) * factors).t().cuda() + torch.arange(N, device="cuda")
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    for call in (layer, compiled):
+    for call in (layer, torch.compile(layer, fullgraph=True, backend="eager")):
         assert deviation(in_graph(call, x), exact) < 1e-2
     assert tritongemm.explain("linear_w4", x, layer.tritongemm_w4_weight, layer.tritongemm_w4_scale,
                               "halves_32", layer.tritongemm_w4_bias).startswith("exact: ")  # fmt: skip

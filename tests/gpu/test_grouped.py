@@ -108,8 +108,7 @@ def test_a_mixture_of_four_kernels(gpu_machine: Machine, mode: str, slower: floa
         (w1, scales[0]), (w2, scales[1]) = (quantised(w, mode, torch.float8_e4m3fn) for w in (w1, w2))
     given = MixtureOperands(x, w1, w2, weights, ids, "silu", scales[0], scales[1])
     five = tritongemm.fused_moe(*given[:8])
-    family = registry.get(Family, "a8w8_blockscale" if mode else "dense")
-    first = family.problem(
+    first = registry.get(Family, "a8w8_blockscale" if mode else "dense").problem(
         Problem(tokens * topk, 2 * inner, hidden, *matrices(dtype, c="bf16", layout="TN"), groups=Groups(experts))
     )
     gated = gated_in_blocks(first) if mode else replace(first, epilogue="silu_mul")
@@ -211,8 +210,7 @@ def test_a_mixture_of_experts(gpu_machine: Machine, monkeypatch: Patch, mode: st
     limit = 0.4 if mode == "mx fp4" else 0.08 if mode else 0.02
     norm = exact.norm().clamp_min(1e-3)
     assert (compute().float() - exact).norm() / norm < limit
-    compiled = torch.compile(compute)
-    assert (compiled().float() - exact).norm() / norm < limit
+    assert (torch.compile(compute)().float() - exact).norm() / norm < limit
     if alone:
         captured = replayed(lambda: [compute() for _ in range(3)])
         assert all(torch.equal(one, compute()) for one in captured)

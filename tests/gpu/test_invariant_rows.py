@@ -88,8 +88,7 @@ def test_narrow_products_have_one_order_rows_or_not(empty: Dispatcher, tmp_path:
 def test_rows_that_claim_order_or_bits_do_not_serve(empty: Dispatcher, table: list[Record], monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRITONGEMM_INVARIANT", "1")
     x, w = operands()
-    split = Config("tile", 16, 64, 64, 1, 4, 4, 3)
-    wrong = replace(table[0], config=split, winner="triton", m_from=0)
+    wrong = replace(table[0], config=Config("tile", 16, 64, 64, 1, 4, 4, 3), winner="triton", m_from=0)
     empty.load([wrong])
     with pytest.warns(UserWarning, match="adds up in the order 4x512"):
         assert tritongemm.explain(x[: wrong.problem.m], w).startswith("invariant")

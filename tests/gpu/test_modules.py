@@ -65,8 +65,7 @@ def write(problem: Problem, configs: list[Config], target: Target, folder: Path)
     asked[candidates.stem] = sizes_of(problem, winner=False)
     for number, config in enumerate(configs):
         record = Record(problem, target.name, config, "triton", 1e-5, 0.0, "events")
-        written_at = modules.write_winner(record, target, folder)
-        path = written_at.rename(folder / f"winner{number}.py")
+        path = modules.write_winner(record, target, folder).rename(folder / f"winner{number}.py")
         asked[path.stem] = sizes_of(problem, winner=True)
     for name, sizes in asked.items():
         made = [operands_of(size, view=number == 1) for number, size in enumerate(sizes)]

@@ -30,8 +30,7 @@ def backend(tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
 
 def test_a_backend_races_and_serves(gpu_machine: Machine, backend: str, tmp_path: Path) -> None:
     out = tmp_path / "out.yaml"
-    types = ["-col_b", "-dtype_a", "fp16"]
-    assert tune.main([*SIZE, *types, "--libtype", backend, "-o", str(out)]) == 0
+    assert tune.main([*SIZE, "-col_b", "-dtype_a", "fp16", "--libtype", backend, "-o", str(out)]) == 0
     (row,) = yaml.safe_load(out.read_text())
     assert row["backend"] == backend and row["error"] <= row["tolerance"] and row["timer"] == "graph-events"
     (read,) = results_format().read(out, out.read_text(), Defaults())

@@ -51,8 +51,7 @@ def clock_of(timer: str, operands: OperandSets) -> Clock:
 
 
 def built(problem: Problem, machine: Machine, compiler: BuildPool, folder: Path, count: int) -> list[Artifact]:
-    plan = planner.plan_search(problem, machine.target, folder, "triton")
-    favourites = plan.order[: 3 * count : 3]
+    favourites = planner.plan_search(problem, machine.target, folder, "triton").order[: 3 * count : 3]
     jobs = [triton().compile_job(p.config, problem, machine.target) for p in favourites]
     return [b for b in compiler.stream(jobs) if b.status == "ok"]
 
@@ -88,8 +87,7 @@ def test_our_kernels_take_as_long_by_either_clock(
     assert isinstance(launch, Launch)
     for overlap in sorted({False, launch.overlap}):  # consecutive launches that overlap count what they share once
         candidate = LaunchCandidate(one.config, replace(launch, overlap=overlap))
-        prepared = operands.prepare(candidate, min(operands.copies, launches))
-        ours, theirs = both(operands, prepared, launches)
+        ours, theirs = both(operands, operands.prepare(candidate, min(operands.copies, launches)), launches)
         how = "overlapping" if overlap else "in turn"
         print(f"  {size} {how}: CUPTI {ours * 1e6:8.3f} us, events {theirs * 1e6:8.3f} us, {launches} launches")
         assert ours > 5e-6 and abs(theirs - ours) < max(0.05 * ours, 0.5e-6)
@@ -100,8 +98,7 @@ def test_a_library_differs_by_its_gaps_at_most(
     size: tuple[int, int, int], gpu_machine: Machine, stream: Stream
 ) -> None:
     """An operation of several nodes has several gaps, which a graph counts and CUPTI does not (0.4 to 0.55 us each)."""
-    problem = Problem(*size)
-    operands = operands_of(problem, gpu_machine, stream)
+    operands = operands_of(Problem(*size), gpu_machine, stream)
     launches = operands.launches_for(4e-4, 256)
     prepared = PreparedCandidate(operands.library_calls("torch", launches))
     ours, theirs = both(operands, prepared, launches)

@@ -38,8 +38,7 @@ class Mention:
 
 
 def links(text: str) -> Iterator[tuple[int, str]]:
-    prose = _SPAN.sub(_blank, _FENCE.sub(_blank, text))
-    for match in _LINK.finditer(prose):
+    for match in _LINK.finditer(_SPAN.sub(_blank, _FENCE.sub(_blank, text))):
         yield _line(text, match.start()), match["target"]
 
 

@@ -109,8 +109,7 @@ def plugin_folders() -> dict[str, set[Path]]:
     """Name of each plug-in: the files or folders that are its own."""
     found: dict[str, set[Path]] = {}
     for package in sorted(PLUGIN_PACKAGES & FILES.keys()):
-        folder = FILES[package].parent
-        for child in folder.iterdir():
+        for child in FILES[package].parent.iterdir():
             is_plugin = child.suffix == ".py" or (child / "backend.py").exists()
             if is_plugin and not child.name.startswith("_"):
                 found.setdefault(child.stem, set()).add(child)

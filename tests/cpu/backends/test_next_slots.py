@@ -29,8 +29,7 @@ def _lines(text: str) -> list[str]:
 
 
 def test_a_loop_finds_the_next_slot_behind_its_number() -> None:
-    changed = find_ahead(LOOP.format(head=HEAD, later=""))
-    before, loop = changed.split("$L__BB0_1:\n", 1)
+    before, loop = find_ahead(LOOP.format(head=HEAD, later="")).split("$L__BB0_1:\n", 1)
     assert before.endswith(HEAD), "those of the first slot"
     assert _lines(loop) == _lines(LOOP.format(head="", later=AGAIN).split("$L__BB0_1:\n")[1])
 

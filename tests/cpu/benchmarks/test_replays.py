@@ -49,8 +49,7 @@ def test_random_search_is_expected_exactly_and_another_correction_reorders(scrip
     replay = script.Replay.prepare(tables.Table(Problem(64, 64, 64), "sm90", "", 6, times))
     values = [9.0 if isinstance(t, str) else t for t in found]
     for k in range(1, 7):
-        by_hand = np.mean([min(drawn) for drawn in combinations(values, k)])
-        assert replay.random[k - 1] == pytest.approx(by_hand)
+        assert replay.random[k - 1] == pytest.approx(np.mean([min(drawn) for drawn in combinations(values, k)]))
     table = tables.read(RECORDED)[6]
     shipped = script.Replay.prepare(table)
     fitted = correction.fitted("sm90")

@@ -285,9 +285,7 @@ def test_a_table_names_no_other_file(rig: Rig, wrong: str) -> None:
 
 
 @cases(
-    lambda text: text[:-9],
-    lambda text: text + '{"problem": 5}\n[1]\n\x00\n',
-    lambda text: text.replace("2.9", "2.10"),
+    lambda text: text[:-9], lambda text: text + '{"problem": 5}\n[1]\n\x00\n', lambda text: text.replace("2.9", "2.10")
 )
 def test_baseline_times_survive_damage(damage: Callable[[str], str], /, tmp_path: Path) -> None:
     path, with_ = tmp_path / "baseline.journal", {"torch": "2.9"}

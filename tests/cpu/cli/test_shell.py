@@ -86,11 +86,7 @@ PRINTS = MAIN + (
 )
 
 
-@apart(
-    ">/dev/full",
-    *(heavy(s) for s in (">/dev/full 2>&1", "2>/dev/full")),
-    ">&- 2>&- <&-",
-)
+@apart(">/dev/full", *(heavy(s) for s in (">/dev/full 2>&1", "2>/dev/full")), ">&- 2>&- <&-")
 def test_what_can_not_be_printed_changes_nothing(streams: str, /, tmp_path: Path) -> None:
     """The work is done, and the exit status is the work's."""
     status, _, err = finished(started(tmp_path, PRINTS, streams))

@@ -132,8 +132,7 @@ def test_a_source_put_beside_the_others_serves_calls_and_is_explained(example: N
         torch.testing.assert_close(tritongemm.mm(x, wide), x @ wide.T)
     assert [type(call).__name__ for call in gpu.calls.table.values()] == ["FastCall", "ResolveAfterCalls"]
     assert str(gpu.explain(x, w)) == f"exact: 6x1x20_fp32_TN by numpy\n  {TOY} serves the call"
-    said = str(gpu.explain(x, wide)).splitlines()
-    assert said[:2] == [
+    assert str(gpu.explain(x, wide)).splitlines()[:2] == [
         "fallback: 6x8x20_fp32_TN was never tuned for sm90",
         f"  {TOY} declines: numpy computes float32 products of one column",
     ]

@@ -124,8 +124,7 @@ def test_one_problem_on_two_targets_and_on_devices_of_two_sizes() -> None:
 
 
 def test_orders_of_b_and_scales_come_back() -> None:
-    a8w8 = registry.get(Family, "a8w8")
-    plain = a8w8.problem(Problem(64, 32, 128, *matrices("int8", c="bf16", layout="TN")))
+    plain = registry.get(Family, "a8w8").problem(Problem(64, 32, 128, *matrices("int8", c="bf16", layout="TN")))
     shuffled = replace(plain, b=plain.b._replace(order="shuffled_16x16"))
     assert plain.a.scaling and plain.b.scaling
     some = [replace(RECORD, problem=p) for p in (plain, shuffled)]

@@ -122,8 +122,7 @@ def test_files_are_merged_and_the_more_efficient_stays() -> None:
     assert found[7] == [[list(A), [3, 0.0]], [list(B), [1, 120.5]], [list(APART), [0, 0.0]], [list(C), [2, 0.0]]]
     assert found[5][2] == {**yaml.safe_load(tuned)[5][2], "SolutionIndex": 2}
     assert merged.notes == ("tuned.yaml: 1 sizes ([6144, 16, 1, 4096]) replace those of the file before",)
-    kept = BASE[: BASE.index("- [2, 3, 0, 1]")]
-    assert merged.text.startswith(kept), "what was there is there byte for byte"
+    assert merged.text.startswith(BASE[: BASE.index("- [2, 3, 0, 1]")]), "what was there is there byte for byte"
     again = FORMAT.merge([(PATH, merged.text), (Path("tuned.yaml"), tuned)])
     assert again is not None and again.text == merged.text
     slower, faster = (logic({B: (0, efficiency)}) for efficiency in (119.0, 121.0))

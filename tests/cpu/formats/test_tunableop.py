@@ -98,8 +98,7 @@ def test_a_product_that_is_not_there_is_added(text: str) -> None:
     new = [product(37), product(5, 64, 48, batch=3), product(9, 64, 48, "fp16", row_major_b=True, bias="n")]
     written = CSV.translate([result(p) for p in new], {"": text})
     end = "\r\n" if "\r" in text else "\n"
-    lines = written.files[""][len(text) :].strip().split(end)
-    assert lines == [
+    assert written.files[""][len(text) :].strip().split(end) == [
         "GemmTunableOp_BFloat16_TN,tn_6144_37_4096_ld_4096_4096_6144,Default,0.03",
         "GemmStridedBatchedTunableOp_BFloat16_TN,tn_64_5_48_B_3_ld_48_48_64,Default,0.03",
         "GemmAndBiasTunableOp_Half_NN,nn_64_9_48_ld_64_48_64,Default,0.03",

@@ -51,8 +51,7 @@ def test_results_are_written_beside_what_is_there(module: str, /) -> None:
         reasons
     )
     assert TABLE.translate(given[:2], {"": text}).files == {}, "it has them"
-    rows = TABLE.read(Path(NAME), text, Defaults())
-    assert [(r.problem, r.config, r.target) for r in rows][-2:] == [
+    assert [(r.problem, r.config, r.target) for r in TABLE.read(Path(NAME), text, Defaults())][-2:] == [
         (product(1), CONFIG, "sm90"), (product(64), replace(wide, options=()), "sm90")
     ]  # fmt: skip
     other = TABLE.translate([result(64, deep)], {NAME: text}).files[NAME]

@@ -63,8 +63,7 @@ def test_vllms_own_kernel_chooses_experts_on_a_gpu(monkeypatch: Patch) -> None:
 def test_mixtures_are_served(tmp_path: Path, unloaded: Dispatcher, monkeypatch: Patch, monolithic: bool) -> None:
     def mixture_or(operands: MixtureOperands, otherwise: Any, factor: float, route: Any) -> Tensor:
         if operands.x.shape[0] != len(TOKENS):
-            spread = operands._replace(topk_ids=torch.zeros_like(operands.topk_ids))
-            result: Tensor = otherwise(spread)
+            result: Tensor = otherwise(operands._replace(topk_ids=torch.zeros_like(operands.topk_ids)))
             return result
         assert (route is not None) == monolithic
         operands = server_calls.with_routing(operands, route) if route else operands

@@ -104,12 +104,7 @@ def test_vllms_kernels_compute_what_no_row_holds_for(kinds: Any, tuned: list[Blo
 
 @pytest.mark.parametrize("order", ["", f"1x{K} blocks of 128 by wgmma"])
 def test_fp8_layers_whose_rows_state_their_order_are_served_where_batches_must_not_matter(
-    unloaded: Dispatcher,
-    tuned: list[BlockOperands],
-    tmp_path: Any,
-    monkeypatch: Patch,
-    caplog: Caplog,
-    order: str,
+    unloaded: Dispatcher, tuned: list[BlockOperands], tmp_path: Any, monkeypatch: Patch, caplog: Caplog, order: str
 ) -> None:
     write_table(tmp_path, monkeypatch, order=order, row_bits="aa" if order else "")
     calls, wanted = tuned, 3.0 if order else 5.0
@@ -170,8 +165,7 @@ def test_vllms_layers_with_a_factor_per_row(kinds: Any, tuned: list[BlockOperand
         return out
 
     rows = {count: torch.ones(count, K).to(FP8) for count in (3, M, 5)}
-    traced = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
-    for call in (layer, traced):
+    for call in (layer, torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)):
         for count, a in rows.items():
             result = call(a)
             assert result.shape == (count, N) and bool((result == (3 if count == M else 4)).all())

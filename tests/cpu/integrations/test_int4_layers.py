@@ -100,8 +100,7 @@ def test_layers_with_a_row_are_served_and_the_servers_kernel_computes_the_rest(k
         else:
             exact = EXACT
             assert layer.tritongemm_w4_order == "halves_32"
-        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
-        for call in (layer, compiled):
+        for call in (layer, torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)):
             assert deviation(call(x), x.double() @ exact.t() + bias) < 1e-2
             assert torch.equal(call(x[:3]), (6 + bias).bfloat16().expand(3, N))
     assert layers[0].state_dict().keys() == {"bias", "qweight", "scales"}

@@ -73,8 +73,7 @@ def test_a_checkpoint_has_the_numbers_that_it_stores(checkpoint: str, order: str
     bias = torch.randn(N).bfloat16()
     assert deviation(tritongemm.linear_w4(X, *packed, bias=bias, out_dtype=torch.float32), exact + bias) < 2e-3
     swapped = packed._replace(weight=packed.weight << 4 | packed.weight >> 4)
-    shifted = packed._replace(scale=packed.scale.roll(1, 0))
-    for wrong in (swapped, shifted):
+    for wrong in (swapped, packed._replace(scale=packed.scale.roll(1, 0))):
         assert deviation(tritongemm.linear_w4(X, *wrong), exact) > 0.1
 
 

@@ -50,8 +50,7 @@ def test_the_best_of_each_backend_side_by_side() -> None:
         SIZE: [final(OURS, 10.0), final(OURS, 9.0), final(ALGORITHM, 9.9), Trial(INSTANCE, "ok", samples=(1e-6,))],
         OTHER: [final(OURS, 12.0), final(INSTANCE, 15.0), Trial(ALGORITHM, "wrong", "error", stage="final")],
     }
-    found = table([row_of(SIZE, OURS, 9.0, 12.0), row_of(OTHER, OURS, 12.0, 12.6)], trials)
-    assert found == [
+    assert table([row_of(SIZE, OURS, 9.0, 12.0), row_of(OTHER, OURS, 12.0, 12.6)], trials) == [
         ["Best", "of", "each", "backend,", "us"],
         ["size", "torch", "blaslt", "cutlass", "triton", "lead", "noise"],
         [SIZE.key, "12.00", "9.90", "-", "9.00", "10.0%", "0.2%"],

@@ -53,10 +53,7 @@ def test_an_edit_of_a_size_that_was_measured_meanwhile_gives_way(path: Path) -> 
 
 
 @cases(
-    b"- {M: 1\n",
-    b"\xff\xfe",
-    b"- {M: 1, N: 1, K: 1}\n",
-    results_format().write([record(ONE, target="sm90")]).encode(),
+    b"- {M: 1\n", b"\xff\xfe", b"- {M: 1, N: 1, K: 1}\n", results_format().write([record(ONE, target="sm90")]).encode()
 )
 def test_an_edit_that_can_not_be_read_is_kept_beside(text: bytes, /, tmp_path: Path) -> None:
     path = tmp_path / "out.yaml"

@@ -70,11 +70,7 @@ BLOCKS = (
 )
 
 
-@apart(
-    heavy("block_tma", "fp8e4m3fn", ""),
-    ("block_rows", "int8", "a"),
-    heavy("group", "fp8e4m3fn", "b"),
-)
+@apart(heavy("block_tma", "fp8e4m3fn", ""), ("block_rows", "int8", "a"), heavy("group", "fp8e4m3fn", "b"))
 def test_scales_along_k_of_each_product(scales: str, dtype: str, shared: str, /, interpreted: Interpreted) -> None:
     """Factors in another product's place would be off by powers of two."""
     family: Family = registry.get(Family, "a8w8_blockscale")
@@ -89,8 +85,7 @@ def test_scales_along_k_of_each_product(scales: str, dtype: str, shared: str, /,
 def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
     out = tmp_path / "out.yaml"
     size = ["-m", "16", "-n", "32", "-k", "64", "-col_b", "-dtype_a", "bf16", "--batch", "16", "--shared", "b"]
-    run = ["--target", target, "--budget", "1", "--num_threads", "1", "-o", str(out)]
-    assert tune.main([*size, *run]) == 0
+    assert tune.main([*size, "--target", target, "--budget", "1", "--num_threads", "1", "-o", str(out)]) == 0
     (row,) = sizes.from_file(out, Defaults())
     wanted = Problem(16, 32, 64, *matrices("bf16", layout="TN", shared="b"), batch=16)
     assert row.problem == wanted and row.record is not None
@@ -107,8 +102,7 @@ def test_a_batch_is_tuned_and_read_back(tmp_path: Path, target: str) -> None:
 def test_what_a_batch_takes() -> None:
     one, batch = replace(ODD, batch=1, bias="n"), replace(ODD, bias="n")
     assert (batch.flops, batch.bytes) == (2 * one.flops, 2 * one.bytes)
-    once = {"a": 17 * 21 * 2, "b": 21 * 19 * 2}
-    for name, size in once.items():
+    for name, size in {"a": 17 * 21 * 2, "b": 21 * 19 * 2}.items():
         shared = replace(batch, a=batch.a._replace(shared=name == "a"), b=batch.b._replace(shared=name == "b"))
         assert shared.bytes == batch.bytes - size and shared.operands[name].lead == ()
         assert shared.key == f"17x19x21_fp16_TN_biasn_batch2_shared{name}"

@@ -78,12 +78,7 @@ def test_integers_are_exact(interpreter: WorkerProcess, tmp_path: Path, family: 
         assert error <= (0 if family == "dense" else 1e-6) <= tolerance, config.name
 
 
-@apart(
-    heavy("block", 0),
-    ("block", 36),
-    heavy("block_rows", 36),
-    heavy("group", 0),
-)
+@apart(heavy("block", 0), ("block", 36), heavy("block_rows", 36), heavy("group", 0))
 def test_scales_of_blocks(scales: str, room: int, /, interpreted: Interpreted) -> None:
     problem = grouped("a8w8_blockscale", 144, 256, "fp8e4m3fn", "bf16", room, scales=scales)
     interpreted.check(problem, [*BLOCKS, Config("grouped_gemv", 1, 16, 256)], SM90)

@@ -44,8 +44,7 @@ LIKE_A_MODELS = Problem(777, 5112, 5112, *matrices("bf16", layout="TN"))  # whos
 
 def test_quotients_by_an_inverse_are_exact() -> None:
     """As a kernel computes them, whatever a division of float32 rounds to within two units in the last place."""
-    text = (TEMPLATES / "kernels" / "_ws_tiles.j2").read_text()
-    dividend = np.float32(re.findall(r"\((\d+\.0) / ", text)[0])
+    dividend = np.float32(re.findall(r"\((\d+\.0) / ", (TEMPLATES / "kernels" / "_ws_tiles.j2").read_text())[0])
     random = np.random.default_rng(0)
     divisors = np.concatenate([np.arange(1, 4097), random.integers(1, 1 << 31, 4096), 1 << np.arange(31)]).astype(
         np.int64
@@ -244,8 +243,7 @@ def test_scales_of_fp8_compile_without_spills_in_loops(
     family: str, scales: str, configs: tuple[Config, ...], /, session_cache: Path
 ) -> None:
     """Complete tiles, splits, and columns of two powers of two, whose factors are beside them."""
-    fp8 = "fp8e4m3fn"
-    problem = product(family, 1000, 768, 1024, fp8, scales, bias="n")
+    problem = product(family, 1000, 768, 1024, "fp8e4m3fn", scales, bias="n")
     triton = registry.get(KernelBackend, "triton")
     assert all(triton.check(c, problem, SM90) for c in configs)
     built = compiled(problem, configs, session_cache)

@@ -32,8 +32,7 @@ def listed() -> Iterator[list[Product]]:
 def test_products_are_those_of_the_published_models_the_most_served_first(listed: list[Product]) -> None:
     problems = [product.problem for product in listed]
     assert len(set(problems)) == len(problems) > 200
-    first = [(p.problem.n, p.problem.k, p.problem.epilogue, p.high) for p in listed[:6]]
-    assert first == [
+    assert [(p.problem.n, p.problem.k, p.problem.epilogue, p.high) for p in listed[:6]] == [
         (6144, 4096, "none", 8192),
         (4096, 4096, "none", 8192),
         (28672, 4096, "none", 8192),

@@ -61,8 +61,7 @@ def test_nested_tensors_are_pytorchs() -> None:
     parts, w = [torch.randn(3, 8), torch.randn(2, 8)], torch.randn(4, 8)
     nested = torch.nested.nested_tensor(parts)
     for out_dtype in (None, torch.float64):
-        result = tritongemm.mm(nested, w, out_dtype=out_dtype)
-        for part, one in zip(parts, result.unbind(), strict=True):
+        for part, one in zip(parts, tritongemm.mm(nested, w, out_dtype=out_dtype).unbind(), strict=True):
             torch.testing.assert_close(one, functional.linear(part.to(one.dtype), w.to(one.dtype)))
     assert tritongemm.explain(nested, w) == "fallback: x is on cpu; tuned kernels run on a GPU"
 

@@ -279,8 +279,7 @@ def test_experts_whose_weights_are_stored_otherwise_are_left() -> None:
 def test_experts_of_mxfp4_that_are_not_served_are_named() -> None:
     layer, _ = layers.mlp_of_mxfp4()
     w1, w2 = layers.rows_of_mxfp4("plain")[0], layers.rows_of_mxfp4("halves_32")[1]
-    patched = tritongemm.patch(layer, [w1, w2])
-    assert patched.left == {
+    assert tritongemm.patch(layer, [w1, w2]).left == {
         "experts": f"no rows of one order for {EXPERTS} experts of mxfp4 of N={2 * MXFP4.inner}, K={MXFP4.hidden} and "
         f"N={MXFP4.hidden}, K={MXFP4.inner}"
     }
@@ -380,8 +379,7 @@ def test_a_capture_writes_layers_of_int4_that_have_no_row_yet(tmp_path: Path, mo
     with torch.no_grad(), tritongemm.capture(tmp_path / "sizes.yaml"):
         assert tritongemm.patch(model, []).patched == tuple(model)
         model["awq"](x), model["compressed-tensors"](x), model["gptq"](x.half()), model["other"](x)
-    found = sizes.from_file(tmp_path / "sizes.yaml", Defaults())
-    assert [(row.problem.key, row.count) for row in found] == [
+    assert [(row.problem.key, row.count) for row in sizes.from_file(tmp_path / "sizes.yaml", Defaults())] == [
         (f"3x{N}x{K}_bf16-int4-bf16_TN_a16w4_weight_64", 2),
         (f"3x{N}x{K}_fp16-int4-fp16_TN_biasn_a16w4_weight_64_fp16", 1),
         (f"3x16x{K}_bf16-int4-bf16_TN_a16w4_weight_64_fragments", 1),  # as N is a multiple of 16

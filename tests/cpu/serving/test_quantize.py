@@ -33,8 +33,7 @@ SCALINGS = {"tensor": Scaling(rows=0), "row": Scaling(), "block": Scaling(depth=
 
 def activations(m: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Numbers with outliers, rows of very different sizes, and one of zeros."""
-    generator = torch.Generator().manual_seed(m + k)
-    x = torch.randn(m, k, generator=generator) * torch.logspace(-6, 6, m)[:, None]
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(m + k)) * torch.logspace(-6, 6, m)[:, None]
     x[:, k // 2] *= 100
     x[m // 2] = 0
     return x.to(dtype)
@@ -141,8 +140,7 @@ def test_kernels_compile_ahead_of_time(arch: str, asked: Quantization, grid: tup
 def test_more_programs_than_a_launch_has_are_refused() -> None:
     target, cache = load_target("sm90"), ArtifactCache(settings.cache_folder())
     helper, given = choose_kernel(Quantization(1, 2**23 * 128, "bf16", "fp8e4m3fn", "block", (1, 1)))
-    built = compile_helper(helper, target, cache)
-    refuses("can't be launched on", launch_helper, built, helper, given, target)
+    refuses("can't be launched on", launch_helper, compile_helper(helper, target, cache), helper, given, target)
 
 
 def test_a_launch_is_given_every_address(monkeypatch: Patch) -> None:

@@ -228,8 +228,7 @@ def test_a_row_serves_a_range_where_held_out_m_leave_some_of_its_gain(
         MeasuredM(replace(record, problem=SPAN.at(at), library_seconds=1e-5 * part), {record.config: 1e-5})
         for at, part in ((m - 1, share), (1, start))
     )
-    table = MTable(1, {m: MeasuredM(record, {record.config: 1e-5})}, {m - 1: between}, {1: least})
-    (served,) = table.records()
+    (served,) = MTable(1, {m: MeasuredM(record, {record.config: 1e-5})}, {m - 1: between}, {1: least}).records()
     assert served.winner == winner and served.held_out[str(m - 1)][1] == (share if winner == "blaslt" else 1.0)
 
 
@@ -240,8 +239,7 @@ def test_a_row_whose_gain_is_lost_in_its_range_serves_its_own_m(path: Path) -> N
     m, own = record.problem.m, replace(record, winner="blaslt", seconds=1e-5, library_seconds=1.1e-5, tie=False)
     lost = MeasuredM(replace(own, problem=SPAN.at(m - 2), library_seconds=9e-6), {record.config: 1e-5})
     for tie, wanted in ((False, [(1, m - 1, "torch"), (m, m, "blaslt")]), (True, [(1, m, "torch")])):
-        measured = MeasuredM(replace(own, tie=tie), {record.config: 1e-5})
-        found = MTable(1, {m: measured}, {m - 2: lost}).records()
+        found = MTable(1, {m: MeasuredM(replace(own, tie=tie), {record.config: 1e-5})}, {m - 2: lost}).records()
         assert [(r.m_from, r.problem.m, r.winner) for r in found] == wanted
         assert [[*r.held_out] for r in found] == [[str(m - 2)], []][: len(wanted)]
 

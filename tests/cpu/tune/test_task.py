@@ -128,11 +128,7 @@ HERE = [SimpleNamespace(target=TARGET)]
     ],
 )
 def test_the_order_whose_least_speed_is_the_greatest_is_chosen(
-    microseconds: dict[int, tuple[float | None, ...]],
-    chosen: str,
-    tmp_path: Path,
-    monkeypatch: Patch,
-    capsys: Capsys,
+    microseconds: dict[int, tuple[float | None, ...]], chosen: str, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     class Race:
         """A run whose sizes take the times of their order, and fail where there is none."""

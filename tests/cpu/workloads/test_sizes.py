@@ -15,8 +15,7 @@ from tritongemm.workloads.sibling_layers import find_siblings, join_rows, saved_
 
 
 def test_options() -> None:
-    flags = Defaults.of("bf16", layout="TN", bias="n")
-    assert sizes.from_options(16, 32, 64, flags) == [
+    assert sizes.from_options(16, 32, 64, Defaults.of("bf16", layout="TN", bias="n")) == [
         FormatRow(Problem(16, 32, 64, *matrices("bf16", layout="TN"), bias="n"), None, None, None)
     ]
 

@@ -41,11 +41,10 @@ class Kernel:
 
 def install_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """vLLM's modules, to be imported until the test ends; by their names."""
-    product = Kernel(_taking(PRODUCT), _product)
     return _install(
         monkeypatch,
         {
-            VLLM_PRODUCT: {"_w8a8_triton_block_scaled_mm": product},
+            VLLM_PRODUCT: {"_w8a8_triton_block_scaled_mm": Kernel(_taking(PRODUCT), _product)},
             VLLM_EXPERTS: {"invoke_fused_moe_triton_kernel": _launch_vllms},
         },
     )

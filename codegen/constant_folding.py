@@ -190,8 +190,7 @@ class ExpressionFolder:
         return join(_edited(self._text, *self._span(node), list(self._edits_below(node))))
 
     def _edits(self, node: ast.AST) -> Iterator[_Edit]:
-        names = self._named[node]
-        if names.isdisjoint(self.env.keys() | self.functions.keys() | self.tuples.keys()):
+        if self._named[node].isdisjoint(self.env.keys() | self.functions.keys() | self.tuples.keys()):
             return
         if isinstance(node, ast.expr) and (text := self._folded(node)) is not None:
             yield (*self._span(node), text)

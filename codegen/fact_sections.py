@@ -15,20 +15,10 @@ RUNS = "runs"  # an option that is searched only where a run asks for the order 
 PAIRWISE = "pairwise"  # an option that adds up those runs two by two, searched only where a run asks for that
 GRIDS = ("tile", "unit", "unit_unless_split")  # of `SearchFacts.grid`
 # Of `SearchFacts.rules`: the groups of the rules in tritongemm/search/pruning/rules/.
-RULE_GROUPS = frozenset(
-    (
-        "deep_pipeline",
-        "fragments",
-        "grouped",
-        "matrix",
-        "needs",
-        "pointers",
-        "stream_k",
-        "swapped",
-        "vector",
-        "warp_roles",
-    )
-)
+RULE_GROUPS = {
+    "deep_pipeline", "fragments", "grouped", "matrix", "needs", "pointers", "stream_k", "swapped", "vector",
+    "warp_roles",
+}  # fmt: skip
 KINDS = ("one", "batched", "grouped")  # of `Problem.kind`
 _LISTS, _MAPS = ("grid", "kinds", "constexprs", "launch_options"), ("defaults", "search", "order", "names")
 _FACTS = re.compile(r"\A\{#---\n(.*?)\n---#\}", re.DOTALL)

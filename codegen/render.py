@@ -304,13 +304,12 @@ def without_edits(config: Config, problem: Problem, compute_units: int) -> Confi
 def winner(problem: Problem, config: Config, target: Target, remark: str) -> str:
     """Return a small module with one config, to paste into a project; `remark` states the measurements."""
     config = without_edits(config, problem, target.compute_units)
-    template = kernel_template(config.template)
     constants = {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "SPLIT_K": config.split_k,
-        **template.constants(config, columns_at_once(problem)),
+        **kernel_template(config.template).constants(config, columns_at_once(problem)),
     }
     needed = geometry(config, problem, target.compute_units)
     more = {

@@ -123,8 +123,7 @@ class CppExtension:
             return None
         wanted, vector = c_int(solution), _Vector()
         start = ctypes.addressof(wanted)
-        indices = _Vector(start, start + 4, start + 4)
-        self._call("from_index", handle, byref(indices), byref(vector))
+        self._call("from_index", handle, byref(_Vector(start, start + 4, start + 4)), byref(vector))
         for raw in self._take_algorithms(vector):
             return self._fit(handle, desc, layouts, raw, matmul.scale)
         return None

@@ -132,9 +132,8 @@ class PreparedMatmul:
     def _rebuild(self, values: Mapping[str, int]) -> Algorithm | None:
         try:
             if self.library.extension is not None:
-                solution = values["solution"]
                 found = self.library.extension.algorithm_by_index(
-                    self._handle, self._desc, self._layouts, self.matmul, solution
+                    self._handle, self._desc, self._layouts, self.matmul, values["solution"]
                 )
                 algorithm = self._algorithm(*found) if found else None
             else:

@@ -72,8 +72,7 @@ def compiler(arch: str) -> HipCompiler:
     if hipcc:
         return HipCompiler((hipcc, "-x", "hip", f"--offload-arch={arch}"), first_line([hipcc, "--version"]))
     clang, _ = find("clang++"), find("ld.lld")
-    bundler = first_line([clang, "-print-prog-name=clang-offload-bundler"])
-    if not shutil.which(bundler):
+    if not shutil.which(first_line([clang, "-print-prog-name=clang-offload-bundler"])):
         raise UnavailableError(f"{clang} needs clang-offload-bundler, which is not beside it (Debian: clang-tools-22)")
     headers = [p for p in wheel_folders("triton/backends/amd/include") if (p / "hip/hip_runtime.h").is_file()]
     libraries = [p for p in wheel_folders("triton/backends/amd/lib") if (p / "ockl.bc").is_file()]

@@ -11,8 +11,7 @@ from tritongemm.cli.arguments import COMMANDS, Parser
 def main() -> int:
     """Run the subcommand that the command line names; the exit status is one of `cli.shell`."""
     words = sys.argv[1:]
-    name = parser(Parser).parse_args(words[:1] or ["--help"]).command
-    status: int = _module(name).main(words[1:])
+    status: int = _module(parser(Parser).parse_args(words[:1] or ["--help"]).command).main(words[1:])
     return status
 
 

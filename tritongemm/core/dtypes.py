@@ -104,5 +104,4 @@ class Rounding:
     def of(cls, dtype: str) -> Rounding:
         """Return a type's rounding by our name to the least power that brings all values within its largest number."""
         fraction, exponent = frexp(DTYPES[dtype].maximum)
-        mantissa = int((2 * fraction - 1) * 2**MANTISSA_BITS)
-        return cls(2**MANTISSA_BITS - 1 - mantissa, exponent - 1)
+        return cls(2**MANTISSA_BITS - 1 - int((2 * fraction - 1) * 2**MANTISSA_BITS), exponent - 1)

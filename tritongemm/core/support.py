@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class LateRefusal(Support):
     @cached_property
     def reason(self) -> str:
         """What stands in the way."""
-        return cast("Callable[[], str]", vars(self)["_describe"])()
+        reason: str = vars(self)["_describe"]()
+        return reason
 
     def __bool__(self) -> bool:
         return False

@@ -207,8 +207,7 @@ def _kept(cells: Cells) -> dict[str, Any]:
     number = whole_number(cells.text("kernelId"))
     if number is None and cells.text("libtype") != "hipblaslt":  # there it is the config's own
         number = whole_number(cells.text("solidx"))
-    ratio = _share(cells.text("errRatio"))
-    found = {"kernelId": number or None, "errRatio": ratio or None}
+    found = {"kernelId": number or None, "errRatio": _share(cells.text("errRatio")) or None}
     present = {name: value for name, value in found.items() if value is not None}
     return {"kernelName": cells.text("kernelName"), **present} if present else {}
 

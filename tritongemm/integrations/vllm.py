@@ -144,8 +144,7 @@ def _hook_loading(serves: bool) -> None:
     """Load kernels, and log which layers they serve, when vLLM has loaded a model; have a capture see its gates."""
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    original = BaseModelLoader.load_model
-    if is_hooked(original):
+    if is_hooked(BaseModelLoader.load_model):
         return
 
     def read(own: Any, *arguments: Any, **named: Any) -> Any:

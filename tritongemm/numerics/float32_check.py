@@ -37,8 +37,7 @@ def deviation_of_factors(problem: Problem, c: Tensor) -> float:
     Beyond it numbers of eight bits would be cut, which those in float32 are not; far below they would lose digits.
     """
     largest = epilogues.parts(c, problem.m)[0].unflatten(-1, (-1, SCALED_BLOCK)).abs().amax(-1)
-    error = (largest / problem.c.type.maximum - 1).abs()
-    return float(error[largest.isfinite() & (largest > 0)].max())
+    return float((largest / problem.c.type.maximum - 1).abs()[largest.isfinite() & (largest > 0)].max())
 
 
 def magnitudes(problem: Problem, family: Family, operands: Operands) -> Tensor:

@@ -41,8 +41,7 @@ def outside(c: Tensor, exact: Tensor, limit: float) -> float:
 
 def _deviations(c: Tensor, exact: Tensor) -> Tensor:
     rms = exact.square().mean().sqrt().clamp_min(1e-30)
-    error = (c.double() - exact).abs_().div_(exact.abs() + rms)
-    return error.nan_to_num_(nan=float("inf"))
+    return (c.double() - exact).abs_().div_(exact.abs() + rms).nan_to_num_(nan=float("inf"))
 
 
 # An element with this error was not computed, whatever share may exceed the tolerance; the unit is that of

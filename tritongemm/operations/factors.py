@@ -218,8 +218,7 @@ def of_four_bits(scale: Tensor, n: int, k: int, wide: torch.dtype) -> tuple[str,
     fits = (of_fp4 or depth in WEIGHT_DEPTHS) and not k % depth
     if not fits or tuple(scale.shape) != (k // depth, *(2,) * zeros, n):
         return None
-    name = f"weight_{depth}{'_zeros' * zeros}{'_fp16' * (wanted == torch.float16)}"
-    scaling = GRANULARITIES[name][1]
+    scaling = GRANULARITIES[f"weight_{depth}{'_zeros' * zeros}{'_fp16' * (wanted == torch.float16)}"][1]
     assert scaling is not None
     return "fp4e2m1" if of_fp4 else "int4", scaling
 

@@ -28,8 +28,7 @@ class ExpertBias(NamedTuple):
 
     def of(self, rows: Tensor) -> Tensor:
         """Return the bias of rows of all tokens' experts, by their numbers; of no expert any."""
-        experts = self.ids.flatten()[rows].clamp(0, self.values.shape[0] - 1)
-        return self.values[experts].float()
+        return self.values[self.ids.flatten()[rows].clamp(0, self.values.shape[0] - 1)].float()
 
 
 class MixtureSteps(Protocol):
@@ -87,8 +86,7 @@ def parts_of(result: Tensor, rows: int, mode: str) -> Rows:
 
 def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sort rows by expert: which one each place holds, where each went, and the place behind each expert's last."""
-    known = torch.where((ids < 0) | (ids >= experts), experts, ids).flatten()
-    found, order = known.sort(stable=True)
+    found, order = torch.where((ids < 0) | (ids >= experts), experts, ids).flatten().sort(stable=True)
     ends = torch.searchsorted(found, torch.arange(experts, device=ids.device, dtype=found.dtype), right=True)
     place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=ids.device))
     return order, place, ends.int()

@@ -84,8 +84,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype | N
         return torch_linear(x, w, bias)
     wanted = output_dtype(x, out_dtype)
     if x.dim() > 1 and w.dim() == 2 and not x.is_nested and x.shape[-1]:
-        rows = x.reshape(-1, x.shape[-1])
-        product = _mixed_product(rows, w, bias, wanted)
+        product = _mixed_product(x.reshape(-1, x.shape[-1]), w, bias, wanted)
         if product is not None:
             return product.view(*x.shape[:-1], w.shape[0])
     wide = wide_dtype(x, w, wanted)

@@ -25,8 +25,7 @@ def print_table(reporter: Reporter, records: Sequence[Record]) -> None:
         gain = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-"
         us = f"{first.seconds * 1e6:.2f} to {last.seconds * 1e6:.2f}"
         rows.append([f"{first.m_from} to {last.problem.m}", us, gain, last.winner, last.config.short_name])
-    title = f"M of {records[0].problem.product}"
-    reporter.table(title, ["M", "us", "ratio", "winner", "config"], rows)
+    reporter.table(f"M of {records[0].problem.product}", ["M", "us", "ratio", "winner", "config"], rows)
 
 
 def print_held_out(reporter: Reporter, records: Iterable[Record]) -> None:

@@ -13,6 +13,5 @@ def typical(problem: Problem) -> Problem:
     """
     if problem.groups is None:
         return problem
-    counts = [rows for rows in problem.row_counts if rows]
-    rows = round(sum(c * c for c in counts) / problem.m)
+    rows = round(sum(c * c for c in problem.row_counts) / problem.m)
     return replace(problem, m=max(1, rows), batch=max(1, round(problem.m / max(1, rows))), groups=None)

@@ -278,8 +278,7 @@ def agree(digest: str, generation: int = 1) -> bool:
 
     if not distributed.is_available() or not distributed.is_initialized():
         return True
-    store = distributed.distributed_c10d._get_default_store()
-    first = _first_digest(store, digest, generation)
+    first = _first_digest(distributed.distributed_c10d._get_default_store(), digest, generation)
     if first == digest:
         return True
     _LOG.warning(

@@ -258,8 +258,7 @@ class OnlineTuner:
             warnings.warn(fault, stacklevel=2)
             if outcome.winner is None:
                 return Support(f"{fault}; and none of {outcome.tried} algorithms is right")
-        record = self._keep(problem, library, version, outcome)
-        return self._load(record, library, race)
+        return self._load(self._keep(problem, library, version, outcome), library, race)
 
     def _keep(self, problem: Problem, library: LibraryBackend, version: str, outcome: OnlineOutcome) -> Record:
         """Return the record of a race, kept for other processes."""

@@ -112,8 +112,7 @@ class AlgorithmRace:
         for first in range(0, problem.n, step):
             columns = slice(first, min(first + step, problem.n))
             part = {name: t[..., columns] if name in ("b", "bias") else t for name, t in self.operands.items()}
-            some = replace(problem, n=columns.stop - first)
-            exact[:, columns] = self._family.reference(some, part)
+            exact[:, columns] = self._family.reference(replace(problem, n=columns.stop - first), part)
         return exact
 
     def check(self, run: Run) -> Support:

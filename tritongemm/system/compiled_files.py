@@ -86,8 +86,7 @@ def owners(folder: Path, status: os.stat_result, names: Iterable[str]) -> Owners
 
 def _put_by(folder: Path, uids: set[int]) -> bool:
     """Return whether only these users can have put a folder, or a link to it, where it is."""
-    above = {*Path(os.path.abspath(folder)).parents, *folder.resolve().parents}
-    found = map(os.stat, above)
+    found = map(os.stat, {*Path(os.path.abspath(folder)).parents, *folder.resolve().parents})
     return all(status.st_uid in uids and not others_write(status) for status in found)
 
 
@@ -156,8 +155,7 @@ class CompiledFiles:
             _make(self.folder, self._folder_mode)
             if self._places.write is None and self._default is not None:
                 return self._default.keep(key, files, facts, usable)
-            place = _place(self._places.write or self.folder, key)
-            return self._write(place, key, files, facts, usable)
+            return self._write(_place(self._places.write or self.folder, key), key, files, facts, usable)
         except (OSError, OutputError) as error:
             fault = error if isinstance(error, OSError) else error.__cause__
             if not isinstance(fault, OSError):

@@ -77,8 +77,7 @@ class RemoteHost:
     def ask(self, request: Any, timeout: float) -> Iterator[Any]:
         """Return the answers to a request as `WorkerProcess.ask`; a HostLost where the actor or its host is gone."""
         with _Translated(self):
-            answers = self._actor.ask.options(num_returns="streaming").remote(request, timeout)
-            for reference in answers:
+            for reference in self._actor.ask.options(num_returns="streaming").remote(request, timeout):
                 kind, value = self._ray.get(reference)
                 if kind != "answer":
                     raise fault_of(kind, value)

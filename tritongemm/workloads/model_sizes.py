@@ -57,8 +57,7 @@ def from_model(place: Path, tp: int, tokens: Sequence[int], defaults: Defaults, 
         for bias in ("none", "n") if every_bias and layer.groups == 1 else ("n" if layer.bias else "none",):
             for m in tokens:
                 a, b = of_layer.a._replace(row_major=True), of_layer.b._replace(row_major=False)
-                own = replace(of_layer, bias=bias, a=a, b=b)
-                row = _make_row(config, layer, count, m, own)
+                row = _make_row(config, layer, count, m, replace(of_layer, bias=bias, a=a, b=b))
                 rows[row.problem] = _joined(rows.get(row.problem), row)
     remarks = list(found.left_out)
     in_blocks = is_quantised and (quantised.family, quantised.scales) == _IN_BLOCKS

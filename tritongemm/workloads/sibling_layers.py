@@ -81,8 +81,7 @@ def joined_spans(rows: Sequence[FormatRow], m_range: tuple[int, int] | None = No
     worth = []
     for one in join_rows(rows):
         product = one.row.problem.at(1)
-        least = min(part.at(1).bytes for part in one.parts)
-        if least <= _MOST_PART_BYTES and product not in tables:
+        if min(part.at(1).bytes for part in one.parts) <= _MOST_PART_BYTES and product not in tables:
             layers.setdefault(product, one.row.callers)
             worth.append(one.row)
     found = {}

@@ -24,28 +24,20 @@ $L__BB0_1:
 AGAIN = HEAD.replace("%r1,", "%r2,")
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line]
+OWN = LOOP.replace("%r2, 0, %r6", "%r1, 0, %r6").replace("\tmov.b32 \t%r1, %r2;\n", "")
+COPY, LATER = "\tmov.b32 \t%r11, %r1;\n", "\tshl.b32 \t%r12, %r11, 3;\n"
 
 
-def test_a_loop_finds_the_next_slot_behind_its_number() -> None:
-    before, loop = find_ahead(LOOP.format(head=HEAD, later="")).split("$L__BB0_1:\n", 1)
-    assert before.endswith(HEAD), "those of the first slot"
-    assert _lines(loop) == _lines(LOOP.format(head="", later=AGAIN).split("$L__BB0_1:\n")[1])
-
-
-def test_a_slot_that_becomes_the_next_one_itself() -> None:
-    own = LOOP.replace("%r2, 0, %r6", "%r1, 0, %r6").replace("\tmov.b32 \t%r1, %r2;\n", "")
-    changed = find_ahead(own.format(head=HEAD, later=""))
-    assert _lines(changed.split("$L__BB0_1:\n")[1]) == _lines(own.format(head="", later=HEAD).split("$L__BB0_1:\n")[1])
-
-
-def test_a_copy_of_the_slot_stays_for_what_is_done_with_it_later() -> None:
-    copy = "\tmov.b32 \t%r11, %r1;\n"
-    later = "\tshl.b32 \t%r12, %r11, 3;\n"
-    changed = find_ahead(LOOP.format(head=copy + HEAD.replace("%r1,", "%r11,"), later=later))
-    loop = LOOP.format(head=copy, later=AGAIN + later)
-    assert _lines(changed) == _lines(loop.replace("$L__BB0_1:\n", f"{HEAD}$L__BB0_1:\n", 1))
+@cases(
+    ("behind its number", LOOP.format(head=HEAD, later=""), LOOP.format(head="", later=AGAIN)),
+    ("the slot becomes the next one itself", OWN.format(head=HEAD, later=""), OWN.format(head="", later=HEAD)),
+    ("a copy of the slot stays for what is done with it later",
+     LOOP.format(head=COPY + HEAD.replace("%r1,", "%r11,"), later=LATER), LOOP.format(head=COPY, later=AGAIN + LATER)),
+)  # fmt: skip
+def test_a_loop_finds_the_next_slot(why: str, assembly: str, wanted: str, /) -> None:
+    """Those of the first slot are found before the loop."""
+    lines = [line for line in find_ahead(assembly).splitlines() if line]
+    assert lines == wanted.replace("$L__BB0_1:\n", f"{HEAD}$L__BB0_1:\n", 1).splitlines(), why
 
 
 @cases(

@@ -69,8 +69,7 @@ def _fitted(config: Config, problem: Problem) -> dict[str, Any]:
         raise Misfit(f"template {config.template} does not read {problem.a.dtype}")
     if (form == "ab_scale") != (scales(problem) == block_scales(problem)):
         raise Misfit(f"template {config.template} does not apply the scales of {problem.key}")
-    shapes = {"mx": _mx_shape, "ab_scale": _block_scaled_shape}
-    found = shapes.get(form, _plain_shape)(config, problem)
+    found = {"mx": _mx_shape, "ab_scale": _block_scaled_shape}.get(form, _plain_shape)(config, problem)
     return _with_shuffled_b(config, problem, found) if is_shuffled(config) else found
 
 

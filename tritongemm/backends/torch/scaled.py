@@ -77,8 +77,7 @@ def _along_k(problem: Problem, operands: Operands, left: Tensor, right: Tensor, 
         vector, other = kinds.BlockWise1x128, kinds.BlockWise128x128 if square else kinds.BlockWise1x128
         if own_c:
             recipes: tuple[list[Any], ...] = ([of_a], [vector.value], [], [of_b], [other.value], [])
-            into = torch.ops.aten._scaled_mm_v2.out
-            yield partial(into, left, right, *recipes, None, c.dtype, out=c)
+            yield partial(torch.ops.aten._scaled_mm_v2.out, left, right, *recipes, None, c.dtype, out=c)
         else:
             yield partial(torch.nn.functional.scaled_mm, left, right, of_a, vector, of_b, other, output_dtype=c.dtype)
     older = of_b[:groups] if square else of_b.T

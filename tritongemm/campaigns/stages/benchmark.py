@@ -35,8 +35,7 @@ def run_benchmark(folder: Path, open_tools: OpenTools, say: Callable[[str], None
 def measure(folder: Path, tools: MeasuringTools, say: Callable[[str], None]) -> list[ComparedProduct]:
     """Measure a campaign's results with tools that are open; arguments and errors as of `run_benchmark`."""
     machine = tools.machine
-    records = _records(folder, machine)
-    contests = _contests(folder, records, tools)
+    contests = _contests(folder, _records(folder, machine), tools)
     run_files = RunFiles(
         folder / RAW.replace(".csv", ".yaml")
     )  # a path for its journal and its lock; no results are written to it

@@ -60,8 +60,7 @@ def _reach(table: LaunchTable, launch_at: Callable[[int], Launch | Support], blo
     reached = table.high
     for m in _samples(table.high, block, most):
         if differs(m):
-            between = range(reached + 1, m + 1)
-            return reached + bisect_left(between, True, key=differs)
+            return reached + bisect_left(range(reached + 1, m + 1), True, key=differs)
         reached = m
     return reached
 
@@ -326,8 +325,7 @@ def _entry(prepared: PreparedKernel, versions: dict[str, str]) -> tuple[LibraryE
         strides=_stride_places(prepared),
     )
     # The split and the order of a grid follow from the number of compute units.
-    record = replace(prepared.record, compute_units=target.compute_units)
-    return LibraryEntry(record, kernel), code
+    return LibraryEntry(replace(prepared.record, compute_units=target.compute_units), kernel), code
 
 
 def _stride_places(prepared: PreparedKernel) -> StridePlaces | None:

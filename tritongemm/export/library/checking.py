@@ -96,8 +96,7 @@ def _begin(claim: Claim, here: Machine, pool: BuildPool) -> Checked | tuple[Comp
         return Checked(claim, FOREIGN, foreign)
     if record.winner != record.config.backend:
         return _compare_versions(claim, record.winner)
-    backend = registry.get(Backend, record.winner)
-    if isinstance(backend, LibraryBackend):
+    if isinstance(registry.get(Backend, record.winner), LibraryBackend):
         return _compare_versions(claim, record.winner)
     target = target_of(record, here)
     possible = check_config(record.config, record.problem, target, record.target) and check_order(record, target)

@@ -70,5 +70,4 @@ def opened(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hash(values: Mapping[str, Any]) -> str:
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -34,15 +34,13 @@ class Halves(WeightLayout, abstract=True):
 
     def pack(self, b: Tensor) -> Tensor:
         """Return B [K / 2, N] of bytes, column-major, with its numbers in this order."""
-        rows = b.mT
-        numbers = _halves(rows.unflatten(-1, (-1, self.span // 2))).flatten(-2)
+        numbers = _halves(b.mT.unflatten(-1, (-1, self.span // 2))).flatten(-2)
         low, high = numbers[..., : self.span // 2], numbers[..., self.span // 2 :]
         return (low | high << 4).flatten(-2).mT
 
     def unpack(self, b: Tensor) -> Tensor:
         """Return the argument of `pack`."""
-        rows = b.mT.unflatten(-1, (-1, self.span // 2))
-        numbers = _halves(rows).mT.flatten(-2).unflatten(-1, (-1, 2))
+        numbers = _halves(b.mT.unflatten(-1, (-1, self.span // 2))).mT.flatten(-2).unflatten(-1, (-1, 2))
         return (numbers[..., 0] | numbers[..., 1] << 4).flatten(-2).mT
 
 

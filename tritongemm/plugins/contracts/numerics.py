@@ -35,8 +35,7 @@ class Family(Plugin, abstract=True):
         if not pairs:
             types = f"{plain.a.dtype} by {plain.b.dtype}"
             raise InputError(f"family {self.name} does not multiply {types}; it is {self.summary}")
-        pair = choose_pair(scales, pairs)
-        return replace(plain.scaled(pair), family=self.name)
+        return replace(plain.scaled(choose_pair(scales, pairs)), family=self.name)
 
     def scalings(self, dtype_a: str, dtype_b: str) -> tuple[ScalePair, ...]:
         """Return all pairs of scale factors that A and B of these types may have, the default first; () of none."""

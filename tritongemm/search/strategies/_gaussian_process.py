@@ -54,8 +54,7 @@ class Surrogate:
 
     def fit(self, measured: Ints, logs: Floats) -> None:
         """Fit to the candidates with indices `measured`, whose log seconds were `logs` (NaN: failed)."""
-        worst = np.nanmax(logs)
-        bad = np.maximum(worst, self.prior[measured] + FAILURE_LOG_SECONDS)
+        bad = np.maximum(np.nanmax(logs), self.prior[measured] + FAILURE_LOG_SECONDS)
         rest = np.where(np.isnan(logs), bad, logs) - self.prior[measured]
         self.mean, self.scale = float(rest.mean()), max(float(rest.std()), 1e-6)
         unit, known = (rest - self.mean) / self.scale, self.rows[measured]

@@ -50,8 +50,7 @@ def fits_k(config: Config, problem: Problem, target: Target) -> str | None:
 
 def dot_k(config: Config, problem: Problem, target: Target) -> str | None:
     """A matrix instruction takes at least 32 bytes along K, fp32 excepted: Triton wants 16 elements of any type."""
-    width = min(problem.a.type.width, problem.b.type.width)
-    least = max(16, int(MATRIX_K_BYTES / width))
+    least = max(16, int(MATRIX_K_BYTES / min(problem.a.type.width, problem.b.type.width)))
     return f"BK {config.block_k} < {least} of one dot" if config.block_k < least else None
 
 

@@ -73,7 +73,8 @@ def _load(kind: type[Plugin], name: str) -> Plugin:
     except InputError:
         raise
     except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)[::-1]
+        at = next((frame for frame in frames if frame.name == "<module>"), frames[0])
         place = "" if isinstance(error, SyntaxError) else f" ({at.filename}, line {at.lineno})"
         raise InputError(f"{kind.kind} {name} raises {type(error).__name__}: {error}{place}") from error
     plugin.name = name

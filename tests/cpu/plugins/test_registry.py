@@ -120,7 +120,7 @@ def test_plug_ins_that_can_not_run_say_why(tmp_path: Path, monkeypatch: Patch) -
         assert why.startswith("timer toy_missing needs a package that is missing") and "a_package_that" in why
         fails(UnavailableError, "a_package_that_is_missing", registry.get, Timer, "toy_missing")
         fails(UnavailableError, "ends the program .no such device", registry.get, Timer, "toy_ends")
-        refuses("must hold one class that derives from Timer; it holds none", registry.get, Timer, "toy_empty")
+        refuses(r"^\S+ must hold one class that derives from Timer; it holds none", registry.get, Timer, "toy_empty")
         (tmp_path / "Timer" / "toy_empty.py").unlink()
         forget_plugins(tmp_path / "Timer")
         assert "toy_missing" not in {timer.name for timer in registry.every(Timer)}, "what can't be imported"
@@ -169,20 +169,20 @@ def test_an_incomplete_plug_in_fails_when_it_is_defined(tmp_path: Path, monkeypa
     with dropped(Family, tmp_path / "toy_half.py", tmp_path, monkeypatch):
         lacks = r"toy_half.Half is no family plug-in yet: it lacks _supports, .*tolerance"
         refuses(lacks, registry.get, Family, "toy_half")
-        fails(argparse.ArgumentTypeError, lacks, options.family, "toy_half")
+        fails(argparse.ArgumentTypeError, rf"{lacks}.*line \d+\)$", options.family, "toy_half")
 
 
 @cases(
     ("raise ValueError('a typo')", r"ValueError: a typo \(.*toy_typo.py, line 2\)"),
-    ("import", r"SyntaxError: .*\(toy_typo.py, line 2\)"),
-    ("class Half(Backend):\n    summary = 'x'\n", "TypeError: .*Half is no backend plug-in yet: it lacks "),
+    ("import", r"SyntaxError: [^(]*\(toy_typo.py, line 2\)"),
+    ("class Half(Backend):\n    summary = 'x'\n", "TypeError: .*Half is no backend plug-in yet: it lacks .*line 2\\)"),
 )
 def test_a_broken_file_costs_itself_alone(text: str, fault: str, /, tmp_path: Path, monkeypatch: Patch) -> None:
     """The others are there, with a warning that names it; who asks for it by name gets the error."""
     (tmp_path / "toy_typo.py").write_text(f"from tritongemm.plugins.contracts import Backend\n{text}\n")
     entire = [backend.name for backend in registry.every(Backend)]
     with dropped(Backend, tmp_path / "toy_typo.py", tmp_path, monkeypatch):
-        with pytest.warns(UserWarning, match=f"backend toy_typo raises {fault}.*; it is passed over"):
+        with pytest.warns(UserWarning, match=f"backend toy_typo raises {fault}; it is passed over"):
             assert [backend.name for backend in registry.every(Backend)] == entire
         refuses(f"backend toy_typo raises {fault}", registry.get, Backend, "toy_typo")
 

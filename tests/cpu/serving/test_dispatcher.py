@@ -233,6 +233,9 @@ def test_the_environment_names_the_records(
     monkeypatch.setenv("TRITONGEMM_CONFIG", str(tmp_path / "gone.yaml"))
     refuses(r"gone\.yaml", say, Dispatcher(), empty(16, 64), empty(32, 64))
     loaded_tables.warn_of_missing.cache_clear()
+    (loaded := Dispatcher()).load([record(problem(16, 32, 64))])
+    loaded.run(torch.ones(1, 64), torch.ones(32, 64), None, None)
+    assert not caplog.records, "other records were named"
     for m in (1, 2):  # without a GPU nothing is read
         assert Dispatcher().run(torch.ones(m, 64), torch.ones(32, 64), None, None).shape == (m, 32)
     assert [line.getMessage() for line in caplog.records] == [

@@ -92,8 +92,9 @@ def test_gains_at_an_m_are_weighed_by_the_calls_at_any_m() -> None:
     weighed = replace(data, calls={problem(2): 3.0, problem(300, 512): 1.0, problem(64): 0.0})
     exact = result(problem(8), 1e-6, library_seconds=1e-6)
     for records in ((replace(fast, m_from=1), same, exact), (exact, replace(fast, m_from=1), same)):
-        gains = replace(weighed, records=records).predicted_gains([16, 8])
-        assert gains == {8: pytest.approx(1), 16: pytest.approx(7 / 4)}, "the row of an M goes before a range"
+        gains = replace(weighed, records=records).predicted_gains([16, 8, 4])
+        assert gains == {4: gains[16], 8: pytest.approx(1), 16: pytest.approx(7 / 4)}, "an M's row, then a range"
+    assert replace(data, records=(fast, replace(same, compute_units=78))).predicted_gains([20]) == {}
     (cells,) = drawn(data)["ratios"].traces
     assert cells["y"][-1] == "all of them" and "4096x4096_up_proj bf16_TN" in cells["y"]
     assert cells["text"][-1] == ["1.12", "2.00"]

@@ -158,10 +158,6 @@ class TorchQuantLinear(_Layer):
         return self.version
 
 
-class QuantLinear(_Layer):
-    bits = 4
-
-
 class MarlinQuantLinear(_Layer):
     in_features = K
 
@@ -194,7 +190,6 @@ def compressed_linear(packed: Tensor = bits.COMPRESSED, factors: Tensor = FACTOR
 
 for kind, home in (
     (TorchQuantLinear, "gptqmodel.nn_modules.qlinear.torch"),
-    (QuantLinear, "auto_round_extension.triton.qlinear_tritonv2"),
     (MarlinQuantLinear, "gptqmodel.nn_modules.qlinear.marlin"),
     (WQLinear_GEMM, "awq.modules.linear.gemm"),
     (CompressedLinear, "compressed_tensors.linear.compressed_linear"),
@@ -213,6 +208,13 @@ def gptq(zeros: int = 0x77777777, bias: bool = False, version: int = 1) -> Torch
     )
     made.version = version
     return made
+
+
+def autoround(module: str, zeros: int) -> _Layer:
+    kind: type[_Layer] = type(
+        "QuantLinear", (_Layer,), {"__module__": f"auto_round_extension.triton.{module}", "bits": 4}
+    )
+    return kind(qweight=bits.GPTQ, qzeros=filled(zeros, GROUPS, N // 8), scales=HALF.half())
 
 
 X = torch.randn(3, K, generator=torch.Generator().manual_seed(3)).bfloat16()
@@ -292,9 +294,8 @@ KINDS: dict[str, Callable[[], LayerCase]] = {
     "experts of mxfp4 in halves": lambda: _mxfp4("halves_32"),
     "gptq": lambda: _of_int4(gptq(bias=True)),
     "gptq_v2": lambda: _of_int4(gptq(bits.EIGHTS, version=2)),
-    "autoround": lambda: _of_int4(
-        QuantLinear(qweight=bits.GPTQ, qzeros=filled(bits.EIGHTS, GROUPS, N // 8), scales=HALF.half())
-    ),
+    "autoround": lambda: _of_int4(autoround("qlinear_tritonv2", bits.EIGHTS)),
+    "autoround less one": lambda: _of_int4(autoround("qlinear_tritonv2_zp", 0x77777777)),
     "awq": lambda: _of_int4(WQLinear_GEMM(qweight=bits.AWQ, qzeros=filled(bits.EIGHTS, GROUPS, N // 8), scales=HALF)),
     "marlin": of_marlin,
     "compressed-tensors": lambda: _of_int4(compressed_linear()),

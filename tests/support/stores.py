@@ -32,13 +32,8 @@ def trial(number: int, **other: Any) -> Trial:
 
 def record(problem: Problem, seconds: float = 1e-5, **other: Any) -> Record:
     facts = {
-        "spread": 0.01,
-        "timer": "graph-events",
-        "target": "gfx942",
-        "toolchain": TOOLS,
-        "winner": "triton",
-        **other,
-    }
+        "spread": 0.01, "timer": "graph-events", "target": "gfx942", "toolchain": TOOLS, "winner": "triton", **other,
+    }  # fmt: skip
     return Record(problem, config=CONFIG, seconds=seconds, **facts)
 
 

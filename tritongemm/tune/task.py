@@ -33,14 +33,10 @@ class TaskState(Enum):
 
 
 NEXT_STATES = {
-    TaskState.QUEUED: {TaskState.BUILDING},
-    TaskState.BUILDING: {TaskState.SEARCHING},
-    TaskState.SEARCHING: {TaskState.BUILDING, TaskState.WAITING},
-    TaskState.WAITING: {TaskState.RACING, TaskState.DONE},
-    TaskState.RACING: {TaskState.DONE},
-    TaskState.DONE: set(),
-    TaskState.FAILED: set(),
-}
+    TaskState.QUEUED: {TaskState.BUILDING}, TaskState.BUILDING: {TaskState.SEARCHING},
+    TaskState.SEARCHING: {TaskState.BUILDING, TaskState.WAITING}, TaskState.WAITING: {TaskState.RACING, TaskState.DONE},
+    TaskState.RACING: {TaskState.DONE}, TaskState.DONE: set(), TaskState.FAILED: set(),
+}  # fmt: skip
 
 
 class BestTime:

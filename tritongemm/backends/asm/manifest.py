@@ -28,16 +28,8 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//.*|#.*| ;.*")
 _SYNONYMS = {"knlfile": "coname", "kernelname": "knlname"}
 _NUMBERS = {
-    "tilem": 0,
-    "tilen": 0,
-    "subk": 64,
-    "splitk": 0,
-    "bpreshuffle": 0,
-    "bias": 0,
-    "pf": 0,
-    "lds": 0,
-    "threads": 0,
-}
+    "tilem": 0, "tilen": 0, "subk": 64, "splitk": 0, "bpreshuffle": 0, "bias": 0, "pf": 0, "lds": 0, "threads": 0,
+}  # fmt: skip
 _MOST_DIGITS = 9
 _SHOWN = 60  # characters of a value in a message
 _SHOWN_COLUMNS = 1000  # characters of the names of columns

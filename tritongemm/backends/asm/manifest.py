@@ -143,20 +143,8 @@ def _row(path: Path, number: int, line: str, columns: list[str], spelled: list[s
         )
     layout, grid = values.pop("layout", ""), values.pop("grid", "")
     return KernelRow(
-        manifest=str(path),
-        line=number,
-        symbol=symbol,
-        object=name,
-        tile_m=numbers["tilem"],
-        tile_n=numbers["tilen"],
-        sub_k=numbers["subk"],
-        split_k=bool(numbers["splitk"]),
-        shuffled=bool(numbers["bpreshuffle"]),
-        bias=bool(numbers["bias"]),
-        prefetch=numbers["pf"],
-        layout=layout,
-        grid=grid,
-        lds=numbers["lds"],
-        threads=numbers["threads"],
-        others={s: values[c] for s, c in zip(spelled, columns, strict=True) if c in values},
-    )
+        manifest=str(path), line=number, symbol=symbol, object=name, tile_m=numbers["tilem"], tile_n=numbers["tilen"],
+        sub_k=numbers["subk"], split_k=bool(numbers["splitk"]), shuffled=bool(numbers["bpreshuffle"]),
+        bias=bool(numbers["bias"]), prefetch=numbers["pf"], layout=layout, grid=grid, lds=numbers["lds"],
+        threads=numbers["threads"], others={s: values[c] for s, c in zip(spelled, columns, strict=True) if c in values},
+    )  # fmt: skip

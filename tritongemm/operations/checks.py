@@ -134,16 +134,16 @@ def check_kind(name: str, value: object, kind: type) -> None:
 
 def check_tensors(operands: Mapping[str, object], together: bool = True) -> None:
     """Refuse operands that are no dense tensors or, where they belong together, not on the device of the first."""
-    first = ""
+    first, device = "", None
     for name, tensor in operands.items():
-        require_tensors({name: tensor})
+        if type(tensor) not in PLAIN_TYPES:
+            require_tensors({name: tensor})
         assert isinstance(tensor, Tensor)
         check_layout(name, tensor)
-        first = first or name
-        here = operands[first]
-        assert isinstance(here, Tensor)
-        if together and tensor.device != here.device:
-            raise InputError(f"{name} is on {tensor.device}, {first} on {here.device}; move it there")
+        if device is None:
+            first, device = name, tensor.device
+        elif together and tensor.device != device:
+            raise InputError(f"{name} is on {tensor.device}, {first} on {device}; move it there")
 
 
 def check_layout(name: str, tensor: Tensor) -> None:

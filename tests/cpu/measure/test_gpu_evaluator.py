@@ -194,15 +194,20 @@ def test_a_kernel_that_hangs_holds_a_warm_device_for_seconds_alone(monkeypatch: 
     assert [t.status for t in found] == ["timeout", "ok"] and found[0].reason == "no answer within 6 s; killed"
 
 
-def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, answering: Answering) -> None:
-    """The process names the entry that warms up; after that none is to blame, and the race is tried again."""
-    late = [WorkerTimeout("no answer")] * 2
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, answering: Answering, in_rounds: bool) -> None:
+    """The process names the entry that warms up; after that none is to blame, and the race is tried again.
+
+    Naming each sample's runner costs time, so it begins after a death that no one can be blamed for.
+    """
+    late = [WorkerTimeout("no answer")] * (0 if in_rounds else 2)
 
     def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
+        assert isinstance(job, RaceJob)
         yield READY
         yield from (Trial(c, "ok", stage="final") for c in configs_of(job))
         for config in configs_of(job):
-            yield NowRacing(config.name)
+            yield NowRacing(config.name if job.names_runners or not in_rounds else "")
             if config == CONFIGS[1]:
                 raise WorkerTimeout("no answer")
         yield NowRacing("")
@@ -210,33 +215,13 @@ def test_who_hangs_in_the_race_costs_itself(gpu: GpuEvaluator, answering: Answer
             raise late.pop()
         yield samples_of(configs_of(job))
 
-    answering(answer)
+    jobs = answering(answer)
     final = gpu.race(SIZE, ARTIFACTS, "torch")
     assert final.samples.keys() == {CONFIGS[0].name, CONFIGS[2].name}
     assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
     assert final.trials[-1].reason == "in the race: no answer within 5 s; killed"
-
-
-def test_who_hangs_in_the_rounds_is_found_at_the_second_try(gpu: GpuEvaluator, answering: Answering) -> None:
-    """Naming each sample's runner costs time, so it begins after a death that no one can be blamed for."""
-
-    def answer(job: MeasureJob) -> Iterator[MeasureAnswer]:
-        assert isinstance(job, RaceJob)
-        yield READY
-        yield from (Trial(c, "ok", stage="final") for c in configs_of(job))
-        yield NowRacing("")
-        for config in configs_of(job):
-            if job.names_runners:
-                yield NowRacing(config.name)
-            if config == CONFIGS[1]:
-                raise WorkerTimeout("no answer")
-        yield samples_of(configs_of(job))
-
-    jobs = answering(answer)
-    final = gpu.race(SIZE, ARTIFACTS, "torch")
-    assert [isinstance(job, RaceJob) and job.names_runners for job in jobs] == [False, True, True]
-    assert final.samples.keys() == {CONFIGS[0].name, CONFIGS[2].name}
-    assert {t.config.block_m: t.status for t in final.trials} == {1: "ok", 2: "timeout", 3: "ok"}
+    named = [isinstance(job, RaceJob) and job.names_runners for job in jobs]
+    assert named == ([False, True, True] if in_rounds else [False, False, True, True])
 
 
 def test_a_baseline_that_hangs_costs_no_candidate(gpu: GpuEvaluator, answering: Answering) -> None:

@@ -37,11 +37,15 @@ def batch_strides(problem: Problem) -> tuple[str, ...]:
 def constants(config: Config, problem: Problem) -> dict[str, Any]:
     """Return the compile-time constants of a config's kernel, by parameter name."""
     return {
-        "CONFIG": config.kernel_name, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
-        "SPLIT_K": config.split_k, "EVEN_K": problem.k % config.block_k == 0,
+        "CONFIG": config.kernel_name,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "SPLIT_K": config.split_k,
+        "EVEN_K": problem.k % config.block_k == 0,
         **template_facts.kernel_template(config.template).constants(config, template_facts.columns_at_once(problem)),
         **{option.upper(): 0 for option, _ in config.options if option in LAUNCHED},
-    }  # fmt: skip
+    }
 
 
 def geometry(config: Config, problem: Problem, compute_units: int) -> Geometry:
@@ -77,18 +81,24 @@ def _depth_of_scales(config: Config, problem: Problem) -> int:
 
 # The names that a template's expressions may use beside its constexprs.
 _NAMES: dict[str, Callable[[Config, Problem], Any]] = {
-    "BLOCK_M": lambda config, problem: config.block_m, "BLOCK_N": lambda config, problem: config.block_n,
-    "BLOCK_K": lambda config, problem: config.block_k, "SPLIT_K": lambda config, problem: config.split_k,
+    "BLOCK_M": lambda config, problem: config.block_m,
+    "BLOCK_N": lambda config, problem: config.block_n,
+    "BLOCK_K": lambda config, problem: config.block_k,
+    "SPLIT_K": lambda config, problem: config.split_k,
     "GROUP_M": lambda config, problem: config.group_m,
-    "EVEN_K": lambda config, problem: problem.k % config.block_k == 0, "M": lambda config, problem: problem.group_m,
-    "N": lambda config, problem: problem.n, "K": lambda config, problem: problem.k,
-    "GROUPS": lambda config, problem: problem.group_count, "MASKED": lambda config, problem: problem.masked,
-    "ROW_MAJOR_B": lambda config, problem: problem.b.row_major, "DEPTH": _depth_of_scales,
+    "EVEN_K": lambda config, problem: problem.k % config.block_k == 0,
+    "M": lambda config, problem: problem.group_m,
+    "N": lambda config, problem: problem.n,
+    "K": lambda config, problem: problem.k,
+    "GROUPS": lambda config, problem: problem.group_count,
+    "MASKED": lambda config, problem: problem.masked,
+    "ROW_MAJOR_B": lambda config, problem: problem.b.row_major,
+    "DEPTH": _depth_of_scales,
     "INTEGERS": lambda config, problem: problem.a.type.is_integer,
     "SCALED_N": lambda config, problem: problem.b.scaling.rows if problem.b.scaling and problem.scale_depth else 1,
     "SCALE_DEPTH": lambda config, problem: problem.scale_depth,
     "LONG_SUM": lambda config, problem: problem.a.type.is_fp8 and problem.k > template_facts.LONG_FP8_SUM,
-}  # fmt: skip
+}
 
 
 class _Scope(dict[str, Any]):
@@ -135,9 +145,12 @@ def list_needs(template: str) -> tuple[Need, ...]:
     memoised.
     """
     return (
-        distant_rows, complete_runs, _complete_pieces, _complete_scales,
+        distant_rows,
+        complete_runs,
+        _complete_pieces,
+        _complete_scales,
         *(_expression_need(words, holds) for words, holds in template_facts.kernel_template(template).needs.items()),
-    )  # fmt: skip
+    )
 
 
 def _expression_need(words: str, holds: str) -> Need:

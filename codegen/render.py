@@ -284,9 +284,12 @@ def module(
     `input_deviation`, scale factors the median `typical_scale`. `library` is PyTorch's function for the problem, or "".
     """
     more = {
-        "tolerance": tolerance, "input_deviation": input_deviation, "typical_scale": typical_scale, "library": library,
+        "tolerance": tolerance,
+        "input_deviation": input_deviation,
+        "typical_scale": typical_scale,
+        "library": library,
         "rotating_mb": 3 * target.llc_bytes >> 20,
-    }  # fmt: skip
+    }
     plain = list(dict.fromkeys(without_edits(config, problem, target.compute_units) for config in configs))
     return _render("module.py.j2", problem, plain, target, **more)
 
@@ -302,15 +305,21 @@ def winner(problem: Problem, config: Config, target: Target, remark: str) -> str
     """Return a small module with one config, to paste into a project; `remark` states the measurements."""
     config = without_edits(config, problem, target.compute_units)
     constants = {
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "SPLIT_K": config.split_k,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "SPLIT_K": config.split_k,
         **kernel_template(config.template).constants(config, columns_at_once(problem)),
-    }  # fmt: skip
+    }
     needed = geometry(config, problem, target.compute_units)
     more = {
-        "remark": remark, "constants": constants, "options": compiler_options(config),
-        "shares_memory": needed.workspace_bytes + needed.semaphore_bytes > 0, "count_of": partial(_count, problem),
+        "remark": remark,
+        "constants": constants,
+        "options": compiler_options(config),
+        "shares_memory": needed.workspace_bytes + needed.semaphore_bytes > 0,
+        "count_of": partial(_count, problem),
         "meaning_of": partial(_meaning, problem),
-    }  # fmt: skip
+    }
     text = _render("winner.py.j2", problem, [config], target, **more)
     known = {**constants, "GROUPS": problem.group_count, "MASKED": problem.masked, "EDITED": 0, "CONFIG": ""}
     return specialise(text, CALLED, known)

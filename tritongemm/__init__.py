@@ -52,14 +52,23 @@ __version__ = VERSION
 
 # The names of the API, by the module that defines them, which is imported when the first of them is used.
 _NAMES = {
-    "cli.autotune": "Results autotune", "serving.api": "load mm", "serving.explaining": "explain",
-    "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight", "serving.linear_fp8": "linear_fp8",
-    "serving.added_operations": "linear_act linear_act_quantize linear_add linear_w4", "serving.mixtures": "fused_moe",
-    "operations.checks": "check_scales", "operations.linear_act": "interleave_gate_up",
+    "cli.autotune": "Results autotune",
+    "serving.api": "load mm",
+    "serving.explaining": "explain",
+    "serving.layouts": "pack_scales pack_weight unpack_scales unpack_weight",
+    "serving.linear_fp8": "linear_fp8",
+    "serving.added_operations": "linear_act linear_act_quantize linear_add linear_w4",
+    "serving.mixtures": "fused_moe",
+    "operations.checks": "check_scales",
+    "operations.linear_act": "interleave_gate_up",
     "operations.four_bit_weights": "pack_awq pack_compressed_tensors pack_gptq pack_marlin pack_mxfp4 pack_nvfp4",
-    "serving.patch": "patch", "serving.quantize": "quantize", "serving.products": "bmm grouped_mm scaled_bmm scaled_mm",
-    "serving.serve": "serve", "tune.request": "TuneRequest", "workloads.capturing.session": "capture",
-}  # fmt: skip
+    "serving.patch": "patch",
+    "serving.quantize": "quantize",
+    "serving.products": "bmm grouped_mm scaled_bmm scaled_mm",
+    "serving.serve": "serve",
+    "tune.request": "TuneRequest",
+    "workloads.capturing.session": "capture",
+}
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted([*_MODULES, "__version__"])

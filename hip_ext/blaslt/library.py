@@ -23,13 +23,19 @@ from tritongemm.hip_ext.blaslt.tables import TABLES, Table, result_type
 
 _P = c_void_p
 _CALLS: dict[str, tuple[Any, ...]] = {
-    "Create": (_P,), "MatmulDescCreate": (_P, c_int, c_int), "MatmulDescDestroy": (_P,),
-    "MatmulDescSetAttribute": (_P, c_int, _P, c_size_t), "MatrixLayoutCreate": (_P, c_int, c_uint64, c_uint64, c_int64),
-    "MatrixLayoutDestroy": (_P,), "MatrixLayoutSetAttribute": (_P, c_int, _P, c_size_t),
-    "MatmulPreferenceCreate": (_P,), "MatmulPreferenceDestroy": (_P,),
-    "MatmulPreferenceSetAttribute": (_P, c_int, _P, c_size_t), "MatmulAlgoGetHeuristic": (*[_P] * 7, c_int, _P, _P),
+    "Create": (_P,),
+    "MatmulDescCreate": (_P, c_int, c_int),
+    "MatmulDescDestroy": (_P,),
+    "MatmulDescSetAttribute": (_P, c_int, _P, c_size_t),
+    "MatrixLayoutCreate": (_P, c_int, c_uint64, c_uint64, c_int64),
+    "MatrixLayoutDestroy": (_P,),
+    "MatrixLayoutSetAttribute": (_P, c_int, _P, c_size_t),
+    "MatmulPreferenceCreate": (_P,),
+    "MatmulPreferenceDestroy": (_P,),
+    "MatmulPreferenceSetAttribute": (_P, c_int, _P, c_size_t),
+    "MatmulAlgoGetHeuristic": (*[_P] * 7, c_int, _P, _P),
     "Matmul": (*[_P] * 14, c_size_t, _P),
-}  # fmt: skip
+}
 _NVIDIA_CALLS: dict[str, tuple[Any, ...]] = {
     "MatmulAlgoInit": (_P, *[c_int] * 7, _P),
     "MatmulAlgoCheck": (*[_P] * 8,),

@@ -95,9 +95,16 @@ TABLES = {"nvidia": NVIDIA, "amd": AMD}
 
 # cublasLtMatmulAlgoConfigAttributes_t by the names a Config's options use: (number, bytes)
 ATTRIBUTES = {
-    "algo": (0, 4), "tile": (1, 4), "splitk": (2, 4), "reduction": (3, 4), "swizzle": (4, 4), "custom": (5, 4),
-    "stages": (6, 4), "inner": (7, 2), "cluster": (8, 2),
-}  # fmt: skip
+    "algo": (0, 4),
+    "tile": (1, 4),
+    "splitk": (2, 4),
+    "reduction": (3, 4),
+    "swizzle": (4, 4),
+    "custom": (5, 4),
+    "stages": (6, 4),
+    "inner": (7, 2),
+    "cluster": (8, 2),
+}
 
 _FIRST_TILES = (
     (8, 8), (8, 16), (16, 8), (8, 32), (16, 16), (32, 8), (8, 64), (16, 32), (32, 16), (64, 8), (32, 32), (32, 64),

@@ -20,9 +20,12 @@ from tritongemm.system.temporary_folder import TemporaryFolder
 _ROCM = Path("/opt/rocm")
 # Of the device libraries' control constants: name, type and value, in the order of the file names below.
 _FLAGS = {
-    "wavefrontsize64": "wavefrontsize64", "unsafe_math": "unsafe_math_opt", "daz_opt": "daz_opt",
-    "finite_only": "finite_only_opt", "correctly_rounded_sqrt": "correctly_rounded_sqrt32",
-}  # fmt: skip
+    "wavefrontsize64": "wavefrontsize64",
+    "unsafe_math": "unsafe_math_opt",
+    "daz_opt": "daz_opt",
+    "finite_only": "finite_only_opt",
+    "correctly_rounded_sqrt": "correctly_rounded_sqrt32",
+}
 _ISA = {"gfx90a": 9010, "gfx942": 9402, "gfx950": 9500}
 _LAYOUT = (
     "e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-p7:160:256:256:32-p8:128:128:128:48-p9:192:256:256"
@@ -83,9 +86,14 @@ def compiler(arch: str) -> HipCompiler:
     version = first_line([clang, "--version"])
     glue = _glue(clang, arch, libraries[0], version)
     command = [
-        clang, "-x", "hip", f"--offload-arch={arch}", f"--rocm-device-lib-path={glue.path}", f"--rocm-path={glue.path}",
+        clang,
+        "-x",
+        "hip",
+        f"--offload-arch={arch}",
+        f"--rocm-device-lib-path={glue.path}",
+        f"--rocm-path={glue.path}",
         "-no-hip-rt",
-    ]  # fmt: skip
+    ]
     command += [f"-I{glue.path}", "-isystem", str(headers[0]), "-D__HIP_PLATFORM_AMD__=1"]
     return HipCompiler(tuple(command), version, glue)
 

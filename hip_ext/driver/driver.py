@@ -30,9 +30,13 @@ class _Properties(ctypes.Structure):
     """CUmemAllocationProp and hipMemAllocationProp."""
 
     _fields_ = (
-        ("kind", c_int), ("handles", c_int), ("place", c_int), ("device", c_int), ("security", c_void_p),
+        ("kind", c_int),
+        ("handles", c_int),
+        ("place", c_int),
+        ("device", c_int),
+        ("security", c_void_p),
         ("flags", c_ubyte * 8),
-    )  # fmt: skip
+    )
 
 
 class _Access(ctypes.Structure):

@@ -10,9 +10,12 @@ from tritongemm.core.launch import HostLaunch
 from tritongemm.hip_ext.libraries import load_kept
 
 _TYPES: dict[str, Any] = {
-    "pointer": ctypes.c_void_p, "i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64,
+    "pointer": ctypes.c_void_p,
+    "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "i64": ctypes.c_int64,
     "f32": ctypes.c_float,
-}  # fmt: skip
+}
 C_TYPES = {"pointer": "void*", "i32": "int32_t", "u32": "uint32_t", "i64": "int64_t", "f32": "float"}
 
 

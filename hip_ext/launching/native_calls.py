@@ -46,11 +46,15 @@ def load() -> Any:
         source = Path(__file__).with_suffix(".c").read_text(encoding="utf-8")
         module = compile_module_from_src(source, "native_calls")
         functions = (
-            torch.is_grad_enabled, torch._C._len_torch_dispatch_stack, torch._C._is_any_autocast_enabled,
-            torch._C._get_tracing_state, torch.autograd.forward_ad,
+            torch.is_grad_enabled,
+            torch._C._len_torch_dispatch_stack,
+            torch._C._is_any_autocast_enabled,
+            torch._C._get_tracing_state,
+            torch.autograd.forward_ad,
             torch._C._cuda_isCurrentStreamCapturing if has_gpus else bool,
-            torch._C._cuda_getDevice if has_gpus else int, torch._C._get_fp32_precision_getter,
-        )  # fmt: skip
+            torch._C._cuda_getDevice if has_gpus else int,
+            torch._C._get_fp32_precision_getter,
+        )
         module.configure(capsule, torch.Tensor, torch.nn.Parameter, torch.dtype, functions)
         _use_directly(module)
     except Exception as error:  # whatever a compiler or another PyTorch may do, Python serves the calls

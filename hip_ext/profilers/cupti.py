@@ -44,11 +44,14 @@ _Request = CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_
 _Complete = CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
 
 _CALLS: dict[str, tuple[Any, ...]] = {
-    "cuptiGetVersion": (c_void_p,), "cuptiGetTimestamp": (c_void_p,),
-    "cuptiActivityRegisterCallbacks": (_Request, _Complete), "cuptiActivityEnable": (c_int,),
-    "cuptiActivityDisable": (c_int,), "cuptiActivityFlushAll": (c_uint32,),
+    "cuptiGetVersion": (c_void_p,),
+    "cuptiGetTimestamp": (c_void_p,),
+    "cuptiActivityRegisterCallbacks": (_Request, _Complete),
+    "cuptiActivityEnable": (c_int,),
+    "cuptiActivityDisable": (c_int,),
+    "cuptiActivityFlushAll": (c_uint32,),
     "cuptiActivityGetNumDroppedRecords": (c_void_p, c_uint32, c_void_p),
-}  # fmt: skip
+}
 
 
 class CuptiTrace(trace.KernelTrace):

@@ -62,13 +62,19 @@ _OnCodeObject = CFUNCTYPE(None, _CallbackRecord, c_void_p, c_void_p)
 _OnBuffer = CFUNCTYPE(None, c_uint64, c_uint64, POINTER(c_void_p), c_size_t, c_void_p, c_uint64)
 
 _CALLS: dict[str, tuple[Any, ...]] = {
-    "get_version": (c_void_p, c_void_p, c_void_p), "get_timestamp": (c_void_p,), "is_initialized": (c_void_p,),
-    "force_configure": (_Configure,), "create_context": (c_void_p,), "start_context": (c_uint64,),
-    "stop_context": (c_uint64,), "context_is_valid": (c_uint64, c_void_p),
-    "create_buffer": (c_uint64, c_size_t, c_size_t, c_int, _OnBuffer, c_void_p, c_void_p), "flush_buffer": (c_uint64,),
+    "get_version": (c_void_p, c_void_p, c_void_p),
+    "get_timestamp": (c_void_p,),
+    "is_initialized": (c_void_p,),
+    "force_configure": (_Configure,),
+    "create_context": (c_void_p,),
+    "start_context": (c_uint64,),
+    "stop_context": (c_uint64,),
+    "context_is_valid": (c_uint64, c_void_p),
+    "create_buffer": (c_uint64, c_size_t, c_size_t, c_int, _OnBuffer, c_void_p, c_void_p),
+    "flush_buffer": (c_uint64,),
     "configure_callback_tracing_service": (c_uint64, c_int, c_void_p, c_size_t, _OnCodeObject, c_void_p),
     "configure_buffer_tracing_service": (c_uint64, c_int, c_void_p, c_size_t, c_uint64),
-}  # fmt: skip
+}
 
 
 class RocprofilerTrace(trace.KernelTrace):

@@ -11,11 +11,14 @@ from tritongemm.measure.gpu_evaluator import GpuEvaluator
 
 pytestmark = needs_gpu
 POINTERS = (
-    Config("tile", 32, 64, 64, 4, 1, 4, 2), Config("tile", 64, 32, 32, 1, 3, 4, 2),
-    Config("tile", 16, 64, 64, 1, 1, 4, 3, (("swap_ab", 1),)), Config("tile", 16, 64, 64, 1, 3, 4, 3, (("poll", 1),)),
+    Config("tile", 32, 64, 64, 4, 1, 4, 2),
+    Config("tile", 64, 32, 32, 1, 3, 4, 2),
+    Config("tile", 16, 64, 64, 1, 1, 4, 3, (("swap_ab", 1),)),
+    Config("tile", 16, 64, 64, 1, 3, 4, 3, (("poll", 1),)),
     Config("tile", 16, 64, 64, 1, 3, 4, 3, (("ahead", 2), ("early", 1), ("swap_ab", 1))),
-    Config("gemv", 4, 16, 256, 1, 2, 4, 2), Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("early", 1), ("poll", 1))),
-)  # fmt: skip
+    Config("gemv", 4, 16, 256, 1, 2, 4, 2),
+    Config("gemv", 1, 16, 256, 1, 4, 4, 1, (("early", 1), ("poll", 1))),
+)
 CONFIGS = (
     *POINTERS,
     Config("tma", 64, 64, 64, 8, 2, 4, 3),

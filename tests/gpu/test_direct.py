@@ -29,8 +29,11 @@ TINY = [(m, n, k) for m in (1, 2, 5) for n in (1, 2, 5) for k in (1, 2, 5)]
 SIZES = [(m, n, k) for m in ROWS for n, k in WEIGHTS] + ODD + TINY
 # dtype, and the least share of the calls whose kernels are captured
 MODES = {
-    "bf16": (torch.bfloat16, 1), "fp16": (torch.float16, 1), "fp32": (torch.float32, 0.9), "tf32": (torch.float32, 1),
-}  # fmt: skip
+    "bf16": (torch.bfloat16, 1),
+    "fp16": (torch.float16, 1),
+    "fp32": (torch.float32, 0.9),
+    "tf32": (torch.float32, 1),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +50,15 @@ class Node(ctypes.Structure):
     """CUDA_KERNEL_NODE_PARAMS_v2."""
 
     _fields_ = (
-        ("func", c_void_p), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("params", c_void_p),
-        ("extra", c_void_p), ("kernel", c_void_p), ("context", c_void_p),
-    )  # fmt: skip
+        ("func", c_void_p),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("params", c_void_p),
+        ("extra", c_void_p),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
+    )
 
 
 def launches(call: Callable[[], object]) -> list[tuple[object, ...]]:

@@ -115,8 +115,12 @@ def test_modules_are_right_where_this_package_is_not(gpu_machine: Machine, tmp_p
         step = CONFIGS_OF_A_PROCESS
         jobs += [(case, configs[i : i + step]) for i in range(0, len(configs), step)]
     assert {c.template for _, configs in jobs for c in configs} >= {
-        "tile", "gemv", "stream_k", "grouped", "grouped_tile",
-    }  # fmt: skip
+        "tile",
+        "gemv",
+        "stream_k",
+        "grouped",
+        "grouped_tile",
+    }
     folders = [tmp_path / f"other{number}" for number in range(len(jobs))]
     with ThreadPoolExecutor(min(len(jobs), max(1, (os.cpu_count() or 1) - 2))) as pool:
         found = list(pool.map(lambda job, folder: list(faults(job[0], job[1], target, folder)), jobs, folders))

@@ -89,13 +89,16 @@ def test_scales_are_in_place(gpu: GpuEvaluator, compiler: BuildPool, family: str
 
 FORMS = (("fp4e2m1", ""), ("fp4e2m1", "mx"), ("fp8e4m3fn", "mx"), ("fp8e5m2", "mx_shuffled"))
 MX_CONFIGS = (
-    Config("tile", 64, 64, 128, 4, 1, 4, 2), Config("tile", 16, 64, 256, 1, 3, 4, 3, SWAPPED),
-    Config("tile", 128, 128, 128, 4, 1, 8, 3), Config("stream_k", 64, 64, 128, 8, 1, 4, 2),
+    Config("tile", 64, 64, 128, 4, 1, 4, 2),
+    Config("tile", 16, 64, 256, 1, 3, 4, 3, SWAPPED),
+    Config("tile", 128, 128, 128, 4, 1, 8, 3),
+    Config("stream_k", 64, 64, 128, 8, 1, 4, 2),
     Config("tma", 64, 64, 128, 8, 2, 4, 3),
     Config("persistent", 64, 64, 128, 8, 1, 4, 2, (("epilogue_parts", 2), ("warp_specialize", 0))),
-    Config("stream_k_tma", 64, 64, 128, 8, 1, 4, 3, (("share_more", 1),)), Config("gemv", 1, 8, 256, 1, 1, 4, 1),
+    Config("stream_k_tma", 64, 64, 128, 8, 1, 4, 3, (("share_more", 1),)),
+    Config("gemv", 1, 8, 256, 1, 1, 4, 1),
     Config("gemv", 4, 16, 256, 1, 2, 4, 1),
-)  # fmt: skip
+)
 MX_GROUPED = (
     Config("grouped", 16, 64, 128, 4, 1, 4, 2, (("per_unit", 2),)),
     Config("grouped", 64, 64, 128, 4, 1, 4, 3, SWAPPED),

@@ -52,10 +52,14 @@ def test_a_patched_model(table: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_region_serves_products_of_matrices(layout: str) -> None:
     x, b, bias = normal(M, K), normal(K, N) if layout == "TT" else normal(N, K).t(), normal(N)
     calls: list[Callable[[Tensor], Tensor]] = [
-        lambda x: torch.mm(x, b), lambda x: torch.matmul(x, b), lambda x: x @ b, lambda x: x.unflatten(0, (-1, 4)) @ b,
-        lambda x: torch.addmm(bias, x, b), lambda x: functional.linear(x, b.t()),
+        lambda x: torch.mm(x, b),
+        lambda x: torch.matmul(x, b),
+        lambda x: x @ b,
+        lambda x: x.unflatten(0, (-1, 4)) @ b,
+        lambda x: torch.addmm(bias, x, b),
+        lambda x: functional.linear(x, b.t()),
         lambda x: functional.linear(x, b.t(), bias),
-    ]  # fmt: skip
+    ]
     beyond = normal(80, K)
     theirs = [call(beyond) for call in calls]
     of = [Problem(M, N, K, *matrices("bf16", layout=layout), bias=one) for one in ("none", "n")]

@@ -167,6 +167,11 @@ def _combine(signature: Mapping[str, str], constants: Mapping[str, float], given
 
 
 HELPERS = {
-    "quantize_rows": _quantize("row"), "quantize_groups": _quantize("block"), "sort_rows": _sort,
-    "gather_rows": _gather, "route_rows": _route, "activate_rows": _activate, "combine_rows": _combine,
-}  # fmt: skip
+    "quantize_rows": _quantize("row"),
+    "quantize_groups": _quantize("block"),
+    "sort_rows": _sort,
+    "gather_rows": _gather,
+    "route_rows": _route,
+    "activate_rows": _activate,
+    "combine_rows": _combine,
+}

@@ -59,10 +59,13 @@ _BLOCKS = (
     Config("stream_k", 32, 64, 128),
 )
 _DESCRIBED_BLOCKS = (
-    Config("tma", 32, 64, 128, 1, 2, 4, 3), Config("persistent", 64, 64, 128, 4), Config("stream_k_tma", 32, 64, 128),
-    Config("ws_tma", 64, 64, 128, 1, 2, 4, 3), Config("ws_tma", 128, 128, 128, 8, 1, 8, 4, (("share", 1),)),
+    Config("tma", 32, 64, 128, 1, 2, 4, 3),
+    Config("persistent", 64, 64, 128, 4),
+    Config("stream_k_tma", 32, 64, 128),
+    Config("ws_tma", 64, 64, 128, 1, 2, 4, 3),
+    Config("ws_tma", 128, 128, 128, 8, 1, 8, 4, (("share", 1),)),
     Config("ws_tma_swapped", 32, 64, 128, 1, 1, 4, 4, (("swap_ab", 1),)),
-)  # fmt: skip
+)
 _GROUPED_BLOCKS = (
     Config("grouped", 32, 64, 128, 1, options=(("swap_ab", 1), ("per_unit", 2))),
     Config("grouped_tma", 32, 64, 128, 4),

@@ -5,10 +5,14 @@ from tests.support.nouns import Family, Operands, Problem, Scaling, matrices, re
 TENSOR, ROW = Scaling(rows=0), Scaling()
 VECTOR, GROUPS, SQUARE = Scaling(depth=128), Scaling(depth=128, layout="groups"), Scaling(rows=128, depth=128)
 PAIRS = {
-    "tensor": (TENSOR, TENSOR), "row": (ROW, ROW), "block, A in groups": (GROUPS, SQUARE),
-    "block, A in rows": (VECTOR, SQUARE), "block, A padded": (GROUPS._replace(pad=(4, 1)), SQUARE),
-    "group, B in groups": (GROUPS, GROUPS), "group, B in rows": (VECTOR, VECTOR),
-}  # fmt: skip
+    "tensor": (TENSOR, TENSOR),
+    "row": (ROW, ROW),
+    "block, A in groups": (GROUPS, SQUARE),
+    "block, A in rows": (VECTOR, SQUARE),
+    "block, A padded": (GROUPS._replace(pad=(4, 1)), SQUARE),
+    "group, B in groups": (GROUPS, GROUPS),
+    "group, B in rows": (VECTOR, VECTOR),
+}
 
 
 def problem(

@@ -32,8 +32,13 @@ def trial(number: int, **other: Any) -> Trial:
 
 def record(problem: Problem, seconds: float = 1e-5, **other: Any) -> Record:
     facts = {
-        "spread": 0.01, "timer": "graph-events", "target": "gfx942", "toolchain": TOOLS, "winner": "triton", **other,
-    }  # fmt: skip
+        "spread": 0.01,
+        "timer": "graph-events",
+        "target": "gfx942",
+        "toolchain": TOOLS,
+        "winner": "triton",
+        **other,
+    }
     return Record(problem, config=CONFIG, seconds=seconds, **facts)
 
 

@@ -13,9 +13,12 @@ _OTHER = "other"
 _ONE, _EACH, _VECTOR = ("fp32", 0, 0), ("fp32", 1, 0), ("fp32", 1, SCALED_BLOCK)
 _SQUARE, _MX = ("fp32", SCALED_BLOCK, SCALED_BLOCK), ("e8m0", 1, MX_DEPTH)
 _NAMES = {
-    (_ONE, _ONE): "tensor", (_EACH, _EACH): "row", (_VECTOR, _SQUARE): "block", (_VECTOR, _VECTOR): "group",
+    (_ONE, _ONE): "tensor",
+    (_EACH, _EACH): "row",
+    (_VECTOR, _SQUARE): "block",
+    (_VECTOR, _VECTOR): "group",
     (_MX, _MX): "mx",
-}  # fmt: skip
+}
 
 
 def coverage(problem: Problem) -> str:

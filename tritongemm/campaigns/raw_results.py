@@ -64,14 +64,22 @@ def _cells(product: ComparedProduct, share: float) -> dict[str, str]:
     """Return the cells of a product by column."""
     reference, tuned, ratio = product.reference_seconds, product.tuned_seconds, product.ratio
     cells = {
-        "problem": product.problem, "call_count": f"{product.count:.15g}", "us_reference": _us(reference),
-        "us_tuned": _us(tuned), "pct_of_total": f"{share:.4f}", "kernel_reference": product.kernel_reference,
-        "kernel_tuned": product.kernel_tuned, "kernel_changed": str(product.kernel_changed),
-        "error_reference": _number(product.error_reference), "error_tuned": _number(product.error_tuned),
-        "tolerance": _number(product.tolerance), "verified": str(product.error_tuned is not None),
-        "failure": printable(product.failure), "samples_us_reference": _samples(product.samples_reference),
+        "problem": product.problem,
+        "call_count": f"{product.count:.15g}",
+        "us_reference": _us(reference),
+        "us_tuned": _us(tuned),
+        "pct_of_total": f"{share:.4f}",
+        "kernel_reference": product.kernel_reference,
+        "kernel_tuned": product.kernel_tuned,
+        "kernel_changed": str(product.kernel_changed),
+        "error_reference": _number(product.error_reference),
+        "error_tuned": _number(product.error_tuned),
+        "tolerance": _number(product.tolerance),
+        "verified": str(product.error_tuned is not None),
+        "failure": printable(product.failure),
+        "samples_us_reference": _samples(product.samples_reference),
         "samples_us_tuned": _samples(product.samples_tuned),
-    }  # fmt: skip
+    }
     if ratio is None or reference is None or tuned is None:
         return cells
     return cells | {

@@ -155,11 +155,16 @@ def _row(entry: LibraryEntry) -> list[str]:
     record, kernel = entry.record, entry.kernel
     m, library = record.problem.m, record.library_seconds
     return [
-        printable(record.problem.key), f"{record.m_from}-{m}" if 0 < record.m_from < m else str(m),
-        printable(record.target or "-"), str(record.compute_units), printable(record.winner),
-        f"{record.seconds * 1e6:.2f}", "-" if library is None else f"{library * 1e6:.2f}",
-        printable(record.config.short_name), kernel.sha256[:12] if kernel else "-",
-    ]  # fmt: skip
+        printable(record.problem.key),
+        f"{record.m_from}-{m}" if 0 < record.m_from < m else str(m),
+        printable(record.target or "-"),
+        str(record.compute_units),
+        printable(record.winner),
+        f"{record.seconds * 1e6:.2f}",
+        "-" if library is None else f"{library * 1e6:.2f}",
+        printable(record.config.short_name),
+        kernel.sha256[:12] if kernel else "-",
+    ]
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -35,11 +35,15 @@ class HelperKernel:
     def digest(self, arch: str) -> str:
         """Return a hash of everything that a binary for an architecture depends on, except the compiler."""
         facts = {
-            "arch": arch, "name": self.name, "source": self.source, "signature": list(self.signature.items()),
+            "arch": arch,
+            "name": self.name,
+            "source": self.source,
+            "signature": list(self.signature.items()),
             "constants": dict(self.constants),
             "divisors": {name: divisor for name, divisor in self.divisors.items() if divisor > 1},
-            "num_warps": self.num_warps, "overlaps": self.overlaps,
-        }  # fmt: skip
+            "num_warps": self.num_warps,
+            "overlaps": self.overlaps,
+        }
         return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:

@@ -87,12 +87,20 @@ _OF_WEIGHTS: dict[str, ScalePair] = {
 # What a command line and a file call a pair; of those along K the first name is for factors that are stored
 # [groups, rows], the one in _tma for such of A with its rows padded. Those of a weight alone say how many share one.
 GRANULARITIES: dict[str, ScalePair] = {
-    "tensor": (Scaling(rows=0), Scaling(rows=0)), "row": (Scaling(), Scaling()), "block": (_GROUP_BY_DEPTH, _BLOCK),
-    "block_rows": (_GROUP, _BLOCK), "group": (_GROUP_BY_DEPTH, _GROUP_BY_DEPTH), "group_rows": (_GROUP, _GROUP),
-    "block_tma": (_GROUP_PADDED, _BLOCK), "group_tma": (_GROUP_PADDED, _GROUP_BY_DEPTH), "mx": (_MX, _MX),
-    "mx_shuffled": (_MX_SHUFFLED, _MX_SHUFFLED), "weight_mx": (None, _MX),
-    "weight_16": (None, Scaling("bf16", depth=NV_DEPTH, layout="groups")), **_OF_WEIGHTS,
-}  # fmt: skip
+    "tensor": (Scaling(rows=0), Scaling(rows=0)),
+    "row": (Scaling(), Scaling()),
+    "block": (_GROUP_BY_DEPTH, _BLOCK),
+    "block_rows": (_GROUP, _BLOCK),
+    "group": (_GROUP_BY_DEPTH, _GROUP_BY_DEPTH),
+    "group_rows": (_GROUP, _GROUP),
+    "block_tma": (_GROUP_PADDED, _BLOCK),
+    "group_tma": (_GROUP_PADDED, _GROUP_BY_DEPTH),
+    "mx": (_MX, _MX),
+    "mx_shuffled": (_MX_SHUFFLED, _MX_SHUFFLED),
+    "weight_mx": (None, _MX),
+    "weight_16": (None, Scaling("bf16", depth=NV_DEPTH, layout="groups")),
+    **_OF_WEIGHTS,
+}
 # Of a weight of four bits beside an A of eight: factors of A as of the first word, of the weight as of the others.
 EIGHT_BY_FOUR = tuple(
     f"{of_a}_{of_b}"

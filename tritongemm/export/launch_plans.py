@@ -112,9 +112,16 @@ def plan(launch: Launch, problem: Problem, facts: Target) -> dict[str, Any]:
             buffers.append({"name": param.value, "offset": offset, **known.pop(str(param.value))})
     kernarg = code_object.append_hidden_args(launch.pack({}), kernel, launch.grid, launch.block, launch.shared)
     return {
-        "arch": facts.name, "kernel": launch.symbol, "grid": list(launch.grid), "block": list(launch.block),
-        "dynamic_lds": launch.shared, "kernarg": kernarg.hex(), "buffers": buffers, **_sizes(problem), "launches": 1,
-    }  # fmt: skip
+        "arch": facts.name,
+        "kernel": launch.symbol,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "dynamic_lds": launch.shared,
+        "kernarg": kernarg.hex(),
+        "buffers": buffers,
+        **_sizes(problem),
+        "launches": 1,
+    }
 
 
 def _sizes(problem: Problem) -> dict[str, Any]:

@@ -104,10 +104,15 @@ def _problems(cells: _aiter_rows.Cells, defaults: Defaults) -> Iterator[Problem]
     usual = _FP8_BY_POWERS if (kind, "float8" in weights) == ("per_1x32", True) else _FAMILIES[kind]
     family, scales = mixed or usual
     given = {
-        "family": family, "scales": scales, "dtype_a": activations if kind != "No" else cells.text("dtype"),
-        "dtype_b": weights if mixed else "", "dtype_c": cells.text("dtype"), "row_major_a": True, "row_major_b": False,
+        "family": family,
+        "scales": scales,
+        "dtype_a": activations if kind != "No" else cells.text("dtype"),
+        "dtype_b": weights if mixed else "",
+        "dtype_c": cells.text("dtype"),
+        "row_major_a": True,
+        "row_major_b": False,
         "groups": experts,
-    }  # fmt: skip
+    }
     both = 2 * inner if cells.flag("use_g1u1") else inner
     for n, k in ((both, hidden), (hidden, inner)):
         try:

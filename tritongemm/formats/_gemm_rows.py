@@ -288,17 +288,29 @@ def _record(entry: Entry, problem: Problem, config: Config) -> Record | None:
     if not SECONDS.holds(seconds):
         entry.fail(f"takes {seconds:.3g} seconds by its TFLOPS or remark, not {SECONDS.words}; correct or remove them")
     fields: dict[str, Any] = {
-        "target": entry.text("target"), "winner": entry.text("winner", config.backend), "seconds": seconds,
-        "spread": entry.number("spread") or 0.0, "timer": entry.text("timer", "tune_gemm"),
-        "error": entry.number("error", may_be_infinite=True), "tolerance": entry.number("tolerance"),
-        "library_seconds": entry.seconds("library_us"), "library": entry.text("library"),
-        "library_wrong": entry.text("library_wrong"), "tie": entry.flag("tie"), "verified": entry.text("verified"),
-        "toolchain": entry.texts("toolchain"), "cold": entry.flag("cold"),
-        "compute_units": entry.integer("compute_units", 0, 0), "m_from": entry.integer("M_from", 0, 0),
-        "held_out": entry.plain("held_out") or {}, "quantize_seconds": entry.seconds("quantize_us"),
-        "code": entry.text("code"), "order": entry.text("order"), "row_bits": entry.text("row_bits"),
+        "target": entry.text("target"),
+        "winner": entry.text("winner", config.backend),
+        "seconds": seconds,
+        "spread": entry.number("spread") or 0.0,
+        "timer": entry.text("timer", "tune_gemm"),
+        "error": entry.number("error", may_be_infinite=True),
+        "tolerance": entry.number("tolerance"),
+        "library_seconds": entry.seconds("library_us"),
+        "library": entry.text("library"),
+        "library_wrong": entry.text("library_wrong"),
+        "tie": entry.flag("tie"),
+        "verified": entry.text("verified"),
+        "toolchain": entry.texts("toolchain"),
+        "cold": entry.flag("cold"),
+        "compute_units": entry.integer("compute_units", 0, 0),
+        "m_from": entry.integer("M_from", 0, 0),
+        "held_out": entry.plain("held_out") or {},
+        "quantize_seconds": entry.seconds("quantize_us"),
+        "code": entry.text("code"),
+        "order": entry.text("order"),
+        "row_bits": entry.text("row_bits"),
         "notes": entry.plain("notes") or {},
-    }  # fmt: skip
+    }
     try:
         return Record(problem=problem, config=config, **fields)
     except InputError as error:

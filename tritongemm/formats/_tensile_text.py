@@ -92,8 +92,11 @@ class Logic:
     def differs(self, other: Logic) -> str:
         """Return in what another file does not belong to this one; "" where it does."""
         names = {
-            _VERSION: "version of Tensile", _SCHEDULE: "schedule", _TARGET: "architecture", _PROBLEM: "problem type",
-        }  # fmt: skip
+            _VERSION: "version of Tensile",
+            _SCHEDULE: "schedule",
+            _TARGET: "architecture",
+            _PROBLEM: "problem type",
+        }
         return next((name for place, name in names.items() if self._value(place) != other._value(place)), "")
 
     @cached_property

@@ -199,11 +199,17 @@ def _given(kind: str, types: list[str], parameters: re.Match[str]) -> dict[str, 
     biased = biased or (parameters["bias"] or "None") != "None"
     a, b, c = types if scaled else types * 3
     return {
-        "family": "a8w8" if scaled else DEFAULT_FAMILY, "dtype_a": a, "dtype_b": b, "dtype_c": c,
-        "row_major_a": parameters["a"] == "n", "row_major_b": parameters["b"] == "n", "bias": "n" if biased else "none",
-        "batch": int(parameters["batch"] or 1), "order_b": PLAIN,
+        "family": "a8w8" if scaled else DEFAULT_FAMILY,
+        "dtype_a": a,
+        "dtype_b": b,
+        "dtype_c": c,
+        "row_major_a": parameters["a"] == "n",
+        "row_major_b": parameters["b"] == "n",
+        "bias": "n" if biased else "none",
+        "batch": int(parameters["batch"] or 1),
+        "order_b": PLAIN,
         "scales": "tensor" if parameters["rowwise"] == "0" else "",
-    }  # fmt: skip
+    }
 
 
 def _places(text: str) -> dict[Problem, list[int]]:

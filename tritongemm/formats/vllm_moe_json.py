@@ -10,9 +10,12 @@ from tritongemm.core.problem import MAX_DIM
 from tritongemm.formats._expert_tables import KINDS, ExpertTables, expert_kind, table_row
 
 _NVIDIA = (
-    (4, table_row(16, 64, 1, 4)), (8, table_row(16, 64, 1, 3)), (16, table_row(16, 128, 1, 3)),
-    (64, table_row(16, 128, 32, 3)), (MAX_DIM, table_row(64, 128, 32, 3)),
-)  # fmt: skip
+    (4, table_row(16, 64, 1, 4)),
+    (8, table_row(16, 64, 1, 3)),
+    (16, table_row(16, 128, 1, 3)),
+    (64, table_row(16, 128, 32, 3)),
+    (MAX_DIM, table_row(64, 128, 32, 3)),
+)
 _AMD = ((16, table_row(16, 128, 1, 2)), (64, table_row(16, 128, 32, 2)), (MAX_DIM, table_row(64, 128, 32, 2)))
 
 

@@ -17,8 +17,13 @@ from tritongemm.serving import server_calls
 TARGET: Final = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts"
 _FIRST: Final = ("hidden_states", "w1", "w2", "topk_output", "moe_runner_config")  # parameters of the function
 _OTHER_MIXTURES: Final = (
-    "no_combine", "apply_router_weight_on_input", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "swiglu_limit",
-)  # fmt: skip
+    "no_combine",
+    "apply_router_weight_on_input",
+    "gemm1_alpha",
+    "gemm1_beta",
+    "gemm1_clamp_limit",
+    "swiglu_limit",
+)
 FACTOR: Final = "routed_scaling_factor"  # of the sum over a token's experts, in DeepSeek's models
 _FACTORS: Final = frozenset({"use_fp8_w8a8", "w1_scale", "w2_scale"})
 

@@ -180,8 +180,12 @@ class Reporter:
         columns = ["size", "us", *(["library us", "ratio", "winner"] if compare else []), "TFLOPS"]
         columns += ["quantise us", "both us", "of bf16"] if quantised else []
         columns += [
-            *([] if compare else ["GB/s"]), "roofline", "error", *(["timer"] if len(timers) > 1 else []), "config",
-        ]  # fmt: skip
+            *([] if compare else ["GB/s"]),
+            "roofline",
+            "error",
+            *(["timer"] if len(timers) > 1 else []),
+            "config",
+        ]
         rows = []
         plain = {_sizes(r): r.served_seconds for r in records if r.problem.a.scaling is None}
         for record in records:
@@ -280,14 +284,18 @@ def _cells(record: Record, target: Target) -> dict[str, str]:
     problem, library = record.problem, record.library_seconds
     least = target.roofline_seconds(problem.flops, problem.bytes, problem.a.type)
     return {
-        "size": problem.key, "us": f"{record.seconds * 1e6:.2f}",
+        "size": problem.key,
+        "us": f"{record.seconds * 1e6:.2f}",
         "library us": "-" if library is None else f"{library * 1e6:.2f}",
         "ratio": "-" if record.speedup is None else f"{record.speedup:.3f}",
         "winner": record.winner + (" (tie)" if record.tie and library is not None else ""),
-        "TFLOPS": f"{record.tflops:.1f}", "GB/s": f"{record.gbps:.0f}", "roofline": f"{least / record.seconds:.2f}",
-        "error": "-" if record.error is None else f"{record.error:.1e}", "timer": record.timer,
+        "TFLOPS": f"{record.tflops:.1f}",
+        "GB/s": f"{record.gbps:.0f}",
+        "roofline": f"{least / record.seconds:.2f}",
+        "error": "-" if record.error is None else f"{record.error:.1e}",
+        "timer": record.timer,
         "config": record.config.short_name,
-    }  # fmt: skip
+    }
 
 
 def _rested_gain(record: Record) -> float | None:

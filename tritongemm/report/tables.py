@@ -116,14 +116,17 @@ def _retimed_row(result: RetimedResult) -> list[str]:
     trial, record = result.trial, result.record
     timed = trial.status == "ok"
     return [
-        result.problem.key, _microseconds(trial.seconds) if timed else "-",
+        result.problem.key,
+        _microseconds(trial.seconds) if timed else "-",
         _microseconds(record.seconds) if record else "-",
         f"{result.problem.flops / trial.seconds / 1e12:.1f}" if timed else "-",
-        _microseconds(result.baseline_seconds) if timed and result.baseline_seconds else "-", _ratio(result.ratio),
+        _microseconds(result.baseline_seconds) if timed and result.baseline_seconds else "-",
+        _ratio(result.ratio),
         _ratio(record.speedup if record else None),
-        trial.timer if timed else "not timed" if trial.status == "pruned" else trial.status, trial.config.short_name,
+        trial.timer if timed else "not timed" if trial.status == "pruned" else trial.status,
+        trial.config.short_name,
         trial.reason,
-    ]  # fmt: skip
+    ]
 
 
 def _microseconds(seconds: float) -> str:

@@ -88,17 +88,24 @@ def _row(problem: Problem, stages: Mapping[str, Trial], record: Record | None) -
     final = last.stage == "final" and bool(last.samples)
     won = record is not None and record.winner == config.backend and record.config == config
     return {
-        "backend": config.backend, "config": config.name,
+        "backend": config.backend,
+        "config": config.name,
         "kernel": config.kernel_name if config.is_generated else config.template,
-        "solution": config.option("index") if "index" in dict(config.options) else "", "splitK": config.split_k,
-        "status": last.status, "stage": last.stage,
-        "screen_us": _us(screen.seconds) if screen and screen.samples else "", "us": _us(last.seconds) if final else "",
-        "spread": f"{last.spread:.4f}" if final else "", "tflops": _tflops(problem, last.seconds) if final else "",
+        "solution": config.option("index") if "index" in dict(config.options) else "",
+        "splitK": config.split_k,
+        "status": last.status,
+        "stage": last.stage,
+        "screen_us": _us(screen.seconds) if screen and screen.samples else "",
+        "us": _us(last.seconds) if final else "",
+        "spread": f"{last.spread:.4f}" if final else "",
+        "tflops": _tflops(problem, last.seconds) if final else "",
         "error": "" if last.error is None else f"{last.error:.4g}",
         "tolerance": "" if last.tolerance is None else f"{last.tolerance:.4g}",
-        "outside": "" if last.outside is None else f"{last.outside:.4g}", "timer": last.timer, "winner": int(won),
+        "outside": "" if last.outside is None else f"{last.outside:.4g}",
+        "timer": last.timer,
+        "winner": int(won),
         "reason": last.reason,
-    }  # fmt: skip
+    }
 
 
 def _us(seconds: float) -> float:

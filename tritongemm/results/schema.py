@@ -19,8 +19,11 @@ from tritongemm.core.values import MAP, NATURAL, SECONDS_OR_NONE, TEXT, TEXTS, F
 # the beginning of a trial's line, and the separator between its problem and its trial
 _PROBLEM, _TRIAL = b'{"problem": ', b', "trial": '
 _HEADER_KINDS = {
-    "schema": FieldKind(str(SCHEMA), lambda v: v == SCHEMA), "target": TEXT, "toolchain": TEXTS, "protocol": MAP,
-}  # fmt: skip
+    "schema": FieldKind(str(SCHEMA), lambda v: v == SCHEMA),
+    "target": TEXT,
+    "toolchain": TEXTS,
+    "protocol": MAP,
+}
 
 
 @dataclass(frozen=True)

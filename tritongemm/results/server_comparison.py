@@ -17,9 +17,13 @@ QUANTITIES = {"step_ms": "step ms", "tpot_ms": "TPOT ms", "ttft_ms": "TTFT ms", 
 _SHARE = FieldKind("a number from 0 to 1", lambda v: isinstance(v, int | float) and 0 <= v <= 1)
 _NUMBER = FieldKind("a number", lambda v: isinstance(v, int | float))
 _FIELDS = {
-    "command": list_of(TEXT), "table": TEXT, "model": TEXT, "served": list_of(TEXT), "loads": list_of(MAP),
+    "command": list_of(TEXT),
+    "table": TEXT,
+    "model": TEXT,
+    "served": list_of(TEXT),
+    "loads": list_of(MAP),
     "start_s": map_of(list_of(POSITIVE), most=2),
-}  # fmt: skip
+}
 _LOAD_FIELDS = {"name": TEXT, "m": NATURAL, "predicted": FieldKind("a positive number, or null",
                 lambda v: v is None or POSITIVE.holds(v)), "quantities": MAP}  # fmt: skip
 _TIMES = {"without": list_of(POSITIVE, most=1000), "with": list_of(POSITIVE, most=1000)}

@@ -31,10 +31,27 @@ class PatchedCall:
     """A launch whose addresses are patched; belongs to one thread."""
 
     __slots__ = (
-        "_alone", "_counts", "_device", "_dtype", "_empty", "_index", "_last", "_launch", "_pair", "_prepared",
-        "_set_a", "_set_b", "_set_bias", "_set_c", "_set_semaphore", "_set_workspace", "_shape", "_workspace_bytes",
-        "_workspaces", "set_address",
-    )  # fmt: skip
+        "_alone",
+        "_counts",
+        "_device",
+        "_dtype",
+        "_empty",
+        "_index",
+        "_last",
+        "_launch",
+        "_pair",
+        "_prepared",
+        "_set_a",
+        "_set_b",
+        "_set_bias",
+        "_set_c",
+        "_set_semaphore",
+        "_set_workspace",
+        "_shape",
+        "_workspace_bytes",
+        "_workspaces",
+        "set_address",
+    )
 
     def __init__(self, kernel: LoadedKernel, device: ServingDevice, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._shape, self._dtype, self._index = shape, dtype, device.index

@@ -53,9 +53,14 @@ _ADVICE = "what was tried in this process is tried again in others"
 _LOCK_SECONDS = 60.0  # another process writes for milliseconds
 _MOST_BYTES = 64 << 20
 _TYPES = {
-    "bf16": "bf16_r", "fp16": "f16_r", "fp32": "f32_r", "fp8e4m3fnuz": "f8_e4m3_fnuz_r", "fp8e4m3fn": "f8_e4m3_r",
-    "int8": "i8_r", "int32": "i32_r",
-}  # fmt: skip
+    "bf16": "bf16_r",
+    "fp16": "f16_r",
+    "fp32": "f32_r",
+    "fp8e4m3fnuz": "f8_e4m3_fnuz_r",
+    "fp8e4m3fn": "f8_e4m3_r",
+    "int8": "i8_r",
+    "int32": "i32_r",
+}
 
 _Key = tuple[Problem, str, int]
 MakeRace = Callable[[Problem, LibraryBackend, LibraryBackend, torch.device], AlgorithmRace]

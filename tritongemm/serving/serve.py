@@ -197,7 +197,12 @@ def _linear_weight(right: Tensor, dispatcher: Dispatcher) -> Tensor | None:
 
 
 _PLACES: Final[tuple[tuple[Any, str, Callable[..., Function]], ...]] = (
-    (torch.nn.functional, "linear", _make_linear), (torch, "matmul", _make_matmul), (torch, "mm", _make_mm),
-    (torch, "addmm", _make_addmm), (Tensor, "matmul", _make_matmul), (Tensor, "__matmul__", _make_matmul),
-    (Tensor, "mm", _make_mm), (Tensor, "addmm", _make_addmm),
-)  # fmt: skip
+    (torch.nn.functional, "linear", _make_linear),
+    (torch, "matmul", _make_matmul),
+    (torch, "mm", _make_mm),
+    (torch, "addmm", _make_addmm),
+    (Tensor, "matmul", _make_matmul),
+    (Tensor, "__matmul__", _make_matmul),
+    (Tensor, "mm", _make_mm),
+    (Tensor, "addmm", _make_addmm),
+)

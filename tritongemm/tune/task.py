@@ -33,10 +33,14 @@ class TaskState(Enum):
 
 
 NEXT_STATES = {
-    TaskState.QUEUED: {TaskState.BUILDING}, TaskState.BUILDING: {TaskState.SEARCHING},
-    TaskState.SEARCHING: {TaskState.BUILDING, TaskState.WAITING}, TaskState.WAITING: {TaskState.RACING, TaskState.DONE},
-    TaskState.RACING: {TaskState.DONE}, TaskState.DONE: set(), TaskState.FAILED: set(),
-}  # fmt: skip
+    TaskState.QUEUED: {TaskState.BUILDING},
+    TaskState.BUILDING: {TaskState.SEARCHING},
+    TaskState.SEARCHING: {TaskState.BUILDING, TaskState.WAITING},
+    TaskState.WAITING: {TaskState.RACING, TaskState.DONE},
+    TaskState.RACING: {TaskState.DONE},
+    TaskState.DONE: set(),
+    TaskState.FAILED: set(),
+}
 
 
 class BestTime:

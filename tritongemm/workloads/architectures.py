@@ -93,11 +93,20 @@ _GPT_OSS = Architecture(
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "DeepseekV2ForCausalLM": _DEEPSEEK, "DeepseekV3ForCausalLM": _DEEPSEEK, "Gemma2ForCausalLM": _GEMMA,
-    "Gemma3ForCausalLM": _GEMMA3, "Gemma3ForConditionalGeneration": _GEMMA3, "GemmaForCausalLM": _GEMMA,
-    "GptOssForCausalLM": _GPT_OSS, "LlamaForCausalLM": _LLAMA, "Mistral3ForConditionalGeneration": _MISTRAL,
-    "MistralForCausalLM": _MISTRAL, "MixtralForCausalLM": _MIXTRAL, "Phi3ForCausalLM": _MISTRAL,
-    "Qwen2ForCausalLM": _QWEN2, "Qwen2MoeForCausalLM": _QWEN2_MOE,
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "GemmaForCausalLM": _GEMMA,
+    "GptOssForCausalLM": _GPT_OSS,
+    "LlamaForCausalLM": _LLAMA,
+    "Mistral3ForConditionalGeneration": _MISTRAL,
+    "MistralForCausalLM": _MISTRAL,
+    "MixtralForCausalLM": _MIXTRAL,
+    "Phi3ForCausalLM": _MISTRAL,
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen2MoeForCausalLM": _QWEN2_MOE,
     "Qwen3ForCausalLM": Architecture("attention_bias", "attention_bias", usual={"head_dim": 128}),
     "Qwen3MoeForCausalLM": _QWEN3_MOE,
-}  # fmt: skip
+}

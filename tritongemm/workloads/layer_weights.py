@@ -15,11 +15,14 @@ from tritongemm.core.integers import cdiv
 
 # Layers of one module that read one input, and the name of the one product that servers compute instead.
 _JOINED: Final = {
-    ("q_proj", "k_proj", "v_proj"): "qkv_proj", ("query", "key", "value"): "qkv",
-    ("q_a_proj", "kv_a_proj_with_mqa"): "fused_qkv_a_proj", ("gate_proj", "up_proj"): "gate_up_proj",
-    ("w1", "w3"): "gate_up_proj", ("in_proj_qkv", "in_proj_z"): "in_proj_qkvz",
+    ("q_proj", "k_proj", "v_proj"): "qkv_proj",
+    ("query", "key", "value"): "qkv",
+    ("q_a_proj", "kv_a_proj_with_mqa"): "fused_qkv_a_proj",
+    ("gate_proj", "up_proj"): "gate_up_proj",
+    ("w1", "w3"): "gate_up_proj",
+    ("in_proj_qkv", "in_proj_z"): "in_proj_qkvz",
     ("in_proj_b", "in_proj_a"): "in_proj_ba",
-}  # fmt: skip
+}
 # What models put before the path of a module in the language model.
 OUTER_NAMES: Final = re.compile(r"^((thinker|model|language_model|text_model|decoder|transformer|backbone)\.)+")
 _OTHER_INPUTS = ("cross", "encoder_attn", "EncDecAttention")  # Their q reads other activations than their k and v.

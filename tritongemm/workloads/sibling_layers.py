@@ -15,10 +15,16 @@ from tritongemm.workloads.m_spans import MSpan, group_spans
 
 # Names that models give to layers of one module which read the same tensor, in the order in which they are called.
 SIBLINGS: Final = (
-    ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"), ("to_q", "to_k", "to_v"),
-    ("q_lin", "k_lin", "v_lin"), ("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"), ("w1", "w3"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("wq", "wk", "wv"),
+    ("to_q", "to_k", "to_v"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
     ("wi_0", "wi_1"),
-)  # fmt: skip
+)
 # A table of a joined product is worth its tuning where a layer alone does not keep a GPU busy, and the result is small.
 _MOST_PART_BYTES: Final = 64_000_000  # of the least layer's product, with an M of 1
 _MOST_RESULT_BYTES: Final = 8 * 2**20

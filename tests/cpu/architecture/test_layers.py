@@ -13,10 +13,29 @@ from tests.support.tables import cases
 from tritongemm.cli.arguments import COMMANDS
 
 LEVELS = {
-    "core": 0, "system": 1, "search_spaces": 1, "plugins": 1, "hip_ext": 2, "numerics": 2, "codegen": 3, "search": 4,
-    "build": 4, "formats": 4, "operations": 4, "backends": 5, "measure": 5, "workloads": 5, "results": 5, "export": 5,
-    "tune": 6, "serving": 6, "report": 6, "campaigns": 7, "integrations": 7, "cli": 8,
-}  # fmt: skip
+    "core": 0,
+    "system": 1,
+    "search_spaces": 1,
+    "plugins": 1,
+    "hip_ext": 2,
+    "numerics": 2,
+    "codegen": 3,
+    "search": 4,
+    "build": 4,
+    "formats": 4,
+    "operations": 4,
+    "backends": 5,
+    "measure": 5,
+    "workloads": 5,
+    "results": 5,
+    "export": 5,
+    "tune": 6,
+    "serving": 6,
+    "report": 6,
+    "campaigns": 7,
+    "integrations": 7,
+    "cli": 8,
+}
 
 ALLOWED = {
     "core": set(),

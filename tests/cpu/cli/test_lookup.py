@@ -36,9 +36,12 @@ def run(capsys: Capsys, *argv: str) -> tuple[int, list[str]]:
 def test_rows_are_reported_with_their_place_and_damaged_files(file: str, capsys: Capsys, tmp_path: Path) -> None:
     status, lines = run(capsys, file, "-m", "16", *SIZE)
     assert status == 0 and lines == [
-        "exact: 16x32x64_bf16_TN on sm90, 132 compute units", f"row       {file}: row 1 (line 2)",
-        f"config    {TILE.name}", "winner    triton", "time      2.00 us at M 16, 1.500x torch",
-    ]  # fmt: skip
+        "exact: 16x32x64_bf16_TN on sm90, 132 compute units",
+        f"row       {file}: row 1 (line 2)",
+        f"config    {TILE.name}",
+        "winner    triton",
+        "time      2.00 us at M 16, 1.500x torch",
+    ]
     status, lines = run(capsys, file, "-m", "50", *SIZE)
     assert status == 0 and lines[0] == "range: 50x32x64_bf16_TN on sm90, 132 compute units, M 33 to 64"
     assert lines[-1] == ("held out  M 36: 1.400x torch; M 40: 1.200x torch, 1.5% slower than the best known there")

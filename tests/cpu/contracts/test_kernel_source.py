@@ -112,9 +112,15 @@ def test_they_are_asked_in_the_order_of_ranks_and_the_last_serves_every_call(no_
     last = Dispatcher().sources[-1]
     assert all(isinstance(last.resolve(call, device(None)), Resolution) for call in CALLS.values())
     assert [source.name for source in Dispatcher().sources] == [
-        TOY, "tuned_record", "library_winner", "near_record", "invariant_kernel", "online_algorithm", "torch_kernel",
+        TOY,
+        "tuned_record",
+        "library_winner",
+        "near_record",
+        "invariant_kernel",
+        "online_algorithm",
+        "torch_kernel",
         "torch_layer",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_source_put_beside_the_others_serves_calls_and_is_explained(example: None, monkeypatch: Patch) -> None:

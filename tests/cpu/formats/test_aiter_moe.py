@@ -33,9 +33,13 @@ def result(row: FormatRow, seconds: float = 5e-6, **more: object) -> Record:
 def test_a_layer_is_two_products_of_groups_for_experts_that_there_are() -> None:
     sizes = [(r.problem.m, r.problem.n, r.problem.k, r.problem.group_count, r.problem.family) for r in read(UNTUNED)]
     assert sizes == [
-        (1024, 8192, 6144, 8, "dense"), (1024, 6144, 4096, 8, "dense"), (8, 1536, 2304, 8, "a8w8"),
-        (8, 2304, 1536, 8, "a8w8"), (128, 512, 7168, 256, "a8w8_blockscale"), (128, 7168, 256, 256, "a8w8_blockscale"),
-    ]  # fmt: skip
+        (1024, 8192, 6144, 8, "dense"),
+        (1024, 6144, 4096, 8, "dense"),
+        (8, 1536, 2304, 8, "a8w8"),
+        (8, 2304, 1536, 8, "a8w8"),
+        (128, 512, 7168, 256, "a8w8_blockscale"),
+        (128, 7168, 256, 256, "a8w8_blockscale"),
+    ]
     assert {(r.problem.layout, r.problem.c.dtype) for r in read(UNTUNED)} == {("TN", "bf16")}
     with pytest.raises(InputError, match=r"\(line 4\) topk is 257, of 256 experts"):
         read(UNTUNED.replace("16,7168,256,256,8,", "16,7168,256,256,257,"))

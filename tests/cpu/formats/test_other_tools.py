@@ -25,13 +25,17 @@ from tritongemm.plugins.contracts import ServerFormat, WritableFormat
 BF16 = aiter.TUNED["bf16_tuned_gemm.csv"]
 LOOKUP = {inductor.MM: [inductor.ROW], f"NVIDIA H200+{inductor.ADDMM}": [inductor.ROW]}
 FILES = [
-    ("aiter", "bf16_tuned_gemm.csv", BF16), ("hipblaslt_override", "tuning.txt", override.TUNED),
+    ("aiter", "bf16_tuned_gemm.csv", BF16),
+    ("hipblaslt_override", "tuning.txt", override.TUNED),
     ("inductor_lookup", "table.json", json.dumps(LOOKUP, indent=4)),
-    ("sglang_dense_json", tables.BLANK, tables.table()), ("sglang_dense_json", tables.CHANNELS, tables.table()),
-    ("tensile_logic", str(tensile.PATH), tensile.BASE), ("tunableop_csv", "tunableop_results0.csv", tunableop.TUNED),
-    ("vllm_batch_invariant", invariant.NAME, invariant.MODULE), ("vllm_dense_json", tables.NAME, tables.table()),
+    ("sglang_dense_json", tables.BLANK, tables.table()),
+    ("sglang_dense_json", tables.CHANNELS, tables.table()),
+    ("tensile_logic", str(tensile.PATH), tensile.BASE),
+    ("tunableop_csv", "tunableop_results0.csv", tunableop.TUNED),
+    ("vllm_batch_invariant", invariant.NAME, invariant.MODULE),
+    ("vllm_dense_json", tables.NAME, tables.table()),
     ("vllm_moe_json", tables.EXPERTS, tables.table()),
-]  # fmt: skip
+]
 
 
 def plugin(name: str) -> WritableFormat:

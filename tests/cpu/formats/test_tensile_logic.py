@@ -22,8 +22,11 @@ KIND: dict[str, Any] = {
 def solution(index: int, tile: str, **other: Any) -> dict[str, Any]:
     name = f"Cijk_Alik_Bljk_BBS_BH_UserArgs_MT{tile}_MI16x16x1_SN_GRVWB8_GSU1"
     facts = {
-        "1LDSBuffer": 1, "CustomKernelName": "", "ISA": [9, 4, 2], "InternalSupportParams": {"UseUniversalArgs": True},
-    }  # fmt: skip
+        "1LDSBuffer": 1,
+        "CustomKernelName": "",
+        "ISA": [9, 4, 2],
+        "InternalSupportParams": {"UseUniversalArgs": True},
+    }
     return {
         **facts, "ProblemType": KIND, "SolutionIndex": index, "SolutionNameMin": name, "WorkGroup": [16, 16, 1],
         **other,

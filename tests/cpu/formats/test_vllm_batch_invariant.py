@@ -35,8 +35,12 @@ def tiles(text: str) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
 def test_results_are_written_beside_what_is_there(module: str, /) -> None:
     deep, wide = replace(CONFIG, block_k=64), replace(CONFIG, block_n=128, options=(("early", 0), ("xcds", 1)))
     given = [
-        result(1), result(64, wide), result(4, deep), result(8, replace(CONFIG, group_m=4)), result(16, winner="torch"),
-    ]  # fmt: skip
+        result(1),
+        result(64, wide),
+        result(4, deep),
+        result(8, replace(CONFIG, group_m=4)),
+        result(16, winner="torch"),
+    ]
     written = TABLE.translate([*given, result(1, target="sm100"), result(2, timer="model")], {NAME: module})
     n, k = product().n, product().k
     text = written.files[NAME]

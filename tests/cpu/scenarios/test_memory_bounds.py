@@ -14,11 +14,15 @@ FP8 = ("fp8e4m3fn", "fp8e4m3fn", "bf16")
 FP4 = ("fp4e2m1", "fp4e2m1", "bf16")
 # The architecture, the family, dtypes, and the form of scales.
 FORMS = (
-    ("gfx942", "dense", ("bf16", "bf16", "bf16"), ""), ("sm90", "a8w8", ("int8", "int8", "bf16"), ""),
-    ("sm90", "a8w8_blockscale", FP8, ""), ("sm90", "a8w8_blockscale", FP8, "group_rows"),
-    ("sm90", "a4w4_blockscale", FP4, ""), ("sm90", "a4w4_blockscale", FP4, "mx"),
-    ("sm100", "a8w8_blockscale", FP8, "mx_shuffled"), ("sm100", "a4w4_blockscale", FP4, ""),
-)  # fmt: skip
+    ("gfx942", "dense", ("bf16", "bf16", "bf16"), ""),
+    ("sm90", "a8w8", ("int8", "int8", "bf16"), ""),
+    ("sm90", "a8w8_blockscale", FP8, ""),
+    ("sm90", "a8w8_blockscale", FP8, "group_rows"),
+    ("sm90", "a4w4_blockscale", FP4, ""),
+    ("sm90", "a4w4_blockscale", FP4, "mx"),
+    ("sm100", "a8w8_blockscale", FP8, "mx_shuffled"),
+    ("sm100", "a4w4_blockscale", FP4, ""),
+)
 # Of four blocks along K the third split has none; the last block may be a part of one.
 SPLITS = (
     Config("tile", 16, 32, 128, split_k=3),

@@ -60,11 +60,14 @@ QUICK = (
     (small(FP4, MX[-1]), GFX950),
 )
 OTHERS = (
-    (problem("bf16", m=1, n=16, k=32), SM90), (small("int8", dtype_c="int32"), GFX942),
-    (small("fp16", dtype_c="fp16"), SM90), (small("int8", "block"), GFX942),
+    (problem("bf16", m=1, n=16, k=32), SM90),
+    (small("int8", dtype_c="int32"), GFX942),
+    (small("fp16", dtype_c="fp16"), SM90),
+    (small("int8", "block"), GFX942),
     *((small(NUZ, scales), GFX942) for scales in SCALES if scales != "block"),
-    *((small(OCP, scales), GFX950) for scales in MX), *((small(FP4, scales), GFX950) for scales in MX[:-1]),
-)  # fmt: skip
+    *((small(OCP, scales), GFX950) for scales in MX),
+    *((small(FP4, scales), GFX950) for scales in MX[:-1]),
+)
 
 
 @apart(*QUICK, *(heavy(*case) for case in OTHERS), ids=lambda value: getattr(value, "key", ""))

@@ -33,9 +33,13 @@ def test_products_are_those_of_the_published_models_the_most_served_first(listed
     problems = [product.problem for product in listed]
     assert len(set(problems)) == len(problems) > 200
     assert [(p.problem.n, p.problem.k, p.problem.epilogue, p.high) for p in listed[:6]] == [
-        (6144, 4096, "none", 8192), (4096, 4096, "none", 8192), (28672, 4096, "none", 8192),
-        (28672, 4096, "silu_mul", 8192), (4096, 14336, "none", 8192), (128256, 4096, "none", 512),
-    ]  # fmt: skip
+        (6144, 4096, "none", 8192),
+        (4096, 4096, "none", 8192),
+        (28672, 4096, "none", 8192),
+        (28672, 4096, "silu_mul", 8192),
+        (4096, 14336, "none", 8192),
+        (128256, 4096, "none", 512),
+    ]
     by_layer = {layer: p.problem for p in listed for layer in p.layers}
     latent = by_layer["DeepSeek-V3, TP 8: fused_qkv_a_proj"]
     assert (latent.n, latent.k, latent.family) == (2112, 7168, "a8w8_blockscale")

@@ -110,10 +110,13 @@ def ready() -> Ready:
     """Launches for an H200, compiled here: (records, {problem: launch}, the cache)."""
     cache = ArtifactCache(settings.cache_folder())
     records = [
-        record(problem(20, 48, 160)), record(problem(20, 48, 160, "n"), TMA), record(problem(100, 64, 128), PERSISTENT),
-        record(problem(100, 96, 128), TWO_PARTS), record(problem(72, 96, 128), SWAPPED),
+        record(problem(20, 48, 160)),
+        record(problem(20, 48, 160, "n"), TMA),
+        record(problem(100, 64, 128), PERSISTENT),
+        record(problem(100, 96, 128), TWO_PARTS),
+        record(problem(72, 96, 128), SWAPPED),
         record(problem(8, 16, 16), Config("no_such_template", 16, 16, 16)),
-    ]  # fmt: skip
+    ]
     return records, prepare.prepare_launches(records, load_target("sm90", compute_units=132), cache), cache
 
 

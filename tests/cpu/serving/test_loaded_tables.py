@@ -22,10 +22,13 @@ def test_a_line_names_the_file_and_what_it_serves(tmp_path: Path) -> None:
     kinds = [
         record(problem(1, 32, 64), compute_units=132),
         record(problem(2, 32, 64), toolchain={"triton": "3.0.0", "device": "NVIDIA H100"}),
-        record(problem(3, 32, 64), compute_units=78), record(problem(4, 32, 64), target="gfx942", compute_units=304),
-        record(problem(5, 32, 64), target="gfx942", compute_units=304), record(problem(6, 32, 64), timer="model"),
-        record(problem(7, 32, 64)), record(problem(8, 32, 64, bias="m")),
-    ]  # fmt: skip
+        record(problem(3, 32, 64), compute_units=78),
+        record(problem(4, 32, 64), target="gfx942", compute_units=304),
+        record(problem(5, 32, 64), target="gfx942", compute_units=304),
+        record(problem(6, 32, 64), timer="model"),
+        record(problem(7, 32, 64)),
+        record(problem(8, 32, 64, bias="m")),
+    ]
     file.write_text(results_format().write(kinds), encoding="utf-8")
     table = loaded_tables.read_table(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]

@@ -89,16 +89,24 @@ def test_pytorchs_products_of_row_major_matrices_are_served(monkeypatch: pytest.
     with gpu_that_serves(monkeypatch, dispatcher, rows) as (served, make), ServedRegion(None, dispatcher):
         x, b, bias = make(16, 64), make(64, 32), make(32)
         calls: list[Callable[[], Tensor]] = [
-            lambda: torch.mm(x, b), lambda: torch.matmul(x, b), lambda: x @ b, lambda: x.view(4, 4, 64) @ b,
-            lambda: torch.addmm(bias, x, b), lambda: functional.linear(x, b.t(), bias),
-            lambda: make(8, 64) @ make(32, 64).t(), lambda: make(64, 8).t() @ b,
-        ]  # fmt: skip
+            lambda: torch.mm(x, b),
+            lambda: torch.matmul(x, b),
+            lambda: x @ b,
+            lambda: x.view(4, 4, 64) @ b,
+            lambda: torch.addmm(bias, x, b),
+            lambda: functional.linear(x, b.t(), bias),
+            lambda: make(8, 64) @ make(32, 64).t(),
+            lambda: make(64, 8).t() @ b,
+        ]
         for number, call in enumerate(calls, 1):
             assert call().shape[-1] == 32 and len(served.shapes) == number
         others: list[Callable[[], Tensor]] = [
-            lambda: x @ make(32, 64).t(), lambda: make(8, 64) @ b, lambda: make(17, 64) @ b, lambda: x @ wide(64, 32),
+            lambda: x @ make(32, 64).t(),
+            lambda: make(8, 64) @ b,
+            lambda: make(17, 64) @ b,
+            lambda: x @ wide(64, 32),
             lambda: wide(16, 64) @ b,
-        ]  # fmt: skip
+        ]
         for call in others:
             assert call().shape[-1] == 32
         assert len(served.shapes) == len(calls)

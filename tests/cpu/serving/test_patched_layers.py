@@ -323,14 +323,17 @@ def test_layers_of_four_bits_without_a_row_or_of_other_kinds_are_left() -> None:
     left = tritongemm.patch(model, rows).left
     assert "weight_scale (16, 15)" in left.pop("broken") and left == {
         "asymmetric": f"no row of int4 for N={N}, K={K} with groups of {GROUP} and zero points",
-        "marlin": "its K is sorted (desc_act)", "unlike marlin": "its weight is not in Marlin's order yet",
-        "narrow": "its bits is 3", "other": f"no row of int4 for N=8, K={K}",
+        "marlin": "its K is sorted (desc_act)",
+        "unlike marlin": "its weight is not in Marlin's order yet",
+        "narrow": "its bits is 3",
+        "other": f"no row of int4 for N=8, K={K}",
         "quantised": "its activations are quantised too",
         "decompressed": "compressed-tensors decompressed it at a call: patch the model before its first",
-        "of fp8": "compressed-tensors has it in torch.float8_e4m3fn", "eight": "its weight has 8 bits",
+        "of fp8": "compressed-tensors has it in torch.float8_e4m3fn",
+        "eight": "its weight has 8 bits",
         "unsaid": "its K is sorted (desc_act), and no g_idx says how",
         "sorted": "its K is sorted (actorder), and no weight_g_idx says how",
-    }  # fmt: skip
+    }
     assert model["served"].w4_order == "halves_32"
     with pytest.raises(AssertionError, match="own product"):
         model["served"](layers.X.float())  # no row multiplies float32

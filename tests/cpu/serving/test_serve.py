@@ -39,12 +39,19 @@ def test_serves_the_products_of_linear_layers(gpu: Gpu) -> None:
     layer = nn.Linear(64, 32, device="meta")
     layer.weight, layer.bias = nn.Parameter(w, requires_grad=False), nn.Parameter(bias, requires_grad=False)
     calls: list[Callable[[], Tensor]] = [
-        lambda: functional.linear(x, w), lambda: functional.linear(input=x, weight=w, bias=bias), lambda: layer(x),
-        lambda: x @ w.t(), lambda: torch.matmul(x, w.T), lambda: torch.mm(x, w.t()), lambda: x.mm(w.mT),
-        lambda: torch.mm(input=x, mat2=w.t()), lambda: torch.matmul(input=x, other=w.t()),
-        lambda: torch.addmm(bias, x, w.t()), lambda: bias.addmm(x, w.t()),
+        lambda: functional.linear(x, w),
+        lambda: functional.linear(input=x, weight=w, bias=bias),
+        lambda: layer(x),
+        lambda: x @ w.t(),
+        lambda: torch.matmul(x, w.T),
+        lambda: torch.mm(x, w.t()),
+        lambda: x.mm(w.mT),
+        lambda: torch.mm(input=x, mat2=w.t()),
+        lambda: torch.matmul(input=x, other=w.t()),
+        lambda: torch.addmm(bias, x, w.t()),
+        lambda: bias.addmm(x, w.t()),
         lambda: torch.matmul(x.view(4, 4, 64), w.t()),
-    ]  # fmt: skip
+    ]
     with ServedRegion(None, dispatcher):
         for number, call in enumerate(calls, 1):
             assert call().shape[-1] == 32 and len(served.shapes) == number
@@ -55,12 +62,17 @@ def test_what_no_row_holds_for_is_the_call_that_was_made(gpu: Gpu) -> None:
     dispatcher, served, make = gpu
     x, w = make(16, 64), make(32, 64)
     calls: list[Callable[[], Tensor]] = [
-        lambda: functional.linear(make(17, 64), w), lambda: functional.linear(x, make(33, 64)),
-        lambda: functional.linear(x.float(), w.float()), lambda: x @ make(64, 32),
-        lambda: torch.mm(x, w.t(), out=make(16, 32)), lambda: torch.mm(x, w.t(), torch.float32),
-        lambda: torch.addmm(make(32), x, w.t(), beta=0.5), lambda: torch.addmm(make(16, 32), x, w.t()),
-        lambda: torch.matmul(make(64), w.t()), lambda: torch.matmul(make(2, 3, 4, 5), make(2, 3, 5, 6)),
-    ]  # fmt: skip
+        lambda: functional.linear(make(17, 64), w),
+        lambda: functional.linear(x, make(33, 64)),
+        lambda: functional.linear(x.float(), w.float()),
+        lambda: x @ make(64, 32),
+        lambda: torch.mm(x, w.t(), out=make(16, 32)),
+        lambda: torch.mm(x, w.t(), torch.float32),
+        lambda: torch.addmm(make(32), x, w.t(), beta=0.5),
+        lambda: torch.addmm(make(16, 32), x, w.t()),
+        lambda: torch.matmul(make(64), w.t()),
+        lambda: torch.matmul(make(2, 3, 4, 5), make(2, 3, 5, 6)),
+    ]
     with ServedRegion(None, dispatcher):
         for call in calls:
             assert call().numel()

@@ -51,8 +51,11 @@ def test_rows_of_one_kernel_are_packed_as_one(said: list[str]) -> None:
     assert for_h200.made == {"date": "2026-01-02", "driver": "580.1", "triton": "3.5.1", "torch": "2.11.0"}
     found = [row.record for row in for_h200.rows]
     assert [(r.m_from, r.problem.m, r.winner) for r in found] == [
-        (1, 16, "triton"), (17, 32, "triton"), (33, 64, "torch"), (65, 96, "blaslt"),
-    ]  # fmt: skip
+        (1, 16, "triton"),
+        (17, 32, "triton"),
+        (33, 64, "torch"),
+        (65, 96, "blaslt"),
+    ]
     assert list(found[0].held_out) == ["0", "7", "15"] and found[0].toolchain["device"] == "NVIDIA H200"
     assert for_h200.rows[0].where == f"shipped tables of h200, 2026-01-02 ({shipped.LAYER})"
 

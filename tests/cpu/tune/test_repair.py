@@ -53,8 +53,11 @@ def test_the_fastest_takes_the_place_of_a_stale_result(monkeypatch: Any) -> None
     monkeypatch.setattr("tests.support.evaluators.require_launch", lambda *_: None)
     stale = record(SIZE, SLOW, m_from=8, notes={"aiter": 1})
     known = [
-        stale, record(replace(SIZE, m=80), NEAR), record(replace(SIZE, m=90), FAR), record(replace(SIZE, m=99), OWN),
-    ]  # fmt: skip
+        stale,
+        record(replace(SIZE, m=80), NEAR),
+        record(replace(SIZE, m=90), FAR),
+        record(replace(SIZE, m=99), OWN),
+    ]
     ((before, after),) = Repair([evaluator], pool, OPTIONS, kept, print).repair([stale], known, {})
     assert before is stale and evaluator.raced == [NEAR, OWN]
     assert isinstance(after, Record) and (after.config, after.m_from, after.code) == (NEAR, 8, "5" * 64)

@@ -38,9 +38,13 @@ TILES = [
     for rows in range(16, 264, 8)
 ]
 ONE = (
-    ("num_stages", (4,)), ("group_m", (4,)), ("epilogue_parts", (1,)), ("share", (0,)), ("ahead", (0,)),
+    ("num_stages", (4,)),
+    ("group_m", (4,)),
+    ("epilogue_parts", (1,)),
+    ("share", (0,)),
+    ("ahead", (0,)),
     ("split_k", (1,)),
-)  # fmt: skip
+)
 LIMITS = SearchLimits(1, ("ws_tma",), ONE)  # few kernels fit between the rows
 OPTIONS = TuningOptions(Path("unused"), backends=("triton", "blaslt"), toolchain=TOOLS, limits=LIMITS)
 
@@ -251,6 +255,9 @@ def test_the_library_serves_up_to_a_step_of_its_time_inside_a_range() -> None:
     ]
     found = [(r.m_from, r.problem.m, r.winner == r.library, sorted(r.held_out)) for r in split_at_steps(rows)]
     assert found == [
-        (481, 504, False, ["484"]), (505, 512, True, []), (513, 528, False, []), (529, 576, False, ["556"]),
-    ]  # fmt: skip
+        (481, 504, False, ["484"]),
+        (505, 512, True, []),
+        (513, 528, False, []),
+        (529, 576, False, ["556"]),
+    ]
     assert [r.problem.m for r in split_at_steps([rows[0], replace(rows[1], order="1xK")])] == [504, 528]

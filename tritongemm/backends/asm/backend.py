@@ -95,10 +95,14 @@ class AsmBackend(KernelBackend):
         row, code = _find_row(config, problem, target, inputs.manifests)
         described = asdict(row)
         identity = {
-            "backend": "asm", "arch": target.name, "wave": target.wave_size, "lds": target.lds_bytes,
-            "code": hashlib.sha256(code).hexdigest(), "config": config.name,
+            "backend": "asm",
+            "arch": target.name,
+            "wave": target.wave_size,
+            "lds": target.lds_bytes,
+            "code": hashlib.sha256(code).hexdigest(),
+            "config": config.name,
             "row": {k: v for k, v in described.items() if k not in ("manifest", "line")},
-        }  # fmt: skip
+        }
         return CompileJob(config, identity, {"row": described, "file": CODE_FILES[target.vendor]})
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:

@@ -28,8 +28,16 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//.*|#.*| ;.*")
 _SYNONYMS = {"knlfile": "coname", "kernelname": "knlname"}
 _NUMBERS = {
-    "tilem": 0, "tilen": 0, "subk": 64, "splitk": 0, "bpreshuffle": 0, "bias": 0, "pf": 0, "lds": 0, "threads": 0,
-}  # fmt: skip
+    "tilem": 0,
+    "tilen": 0,
+    "subk": 64,
+    "splitk": 0,
+    "bpreshuffle": 0,
+    "bias": 0,
+    "pf": 0,
+    "lds": 0,
+    "threads": 0,
+}
 _MOST_DIGITS = 9
 _SHOWN = 60  # characters of a value in a message
 _SHOWN_COLUMNS = 1000  # characters of the names of columns
@@ -143,8 +151,20 @@ def _row(path: Path, number: int, line: str, columns: list[str], spelled: list[s
         )
     layout, grid = values.pop("layout", ""), values.pop("grid", "")
     return KernelRow(
-        manifest=str(path), line=number, symbol=symbol, object=name, tile_m=numbers["tilem"], tile_n=numbers["tilen"],
-        sub_k=numbers["subk"], split_k=bool(numbers["splitk"]), shuffled=bool(numbers["bpreshuffle"]),
-        bias=bool(numbers["bias"]), prefetch=numbers["pf"], layout=layout, grid=grid, lds=numbers["lds"],
-        threads=numbers["threads"], others={s: values[c] for s, c in zip(spelled, columns, strict=True) if c in values},
-    )  # fmt: skip
+        manifest=str(path),
+        line=number,
+        symbol=symbol,
+        object=name,
+        tile_m=numbers["tilem"],
+        tile_n=numbers["tilen"],
+        sub_k=numbers["subk"],
+        split_k=bool(numbers["splitk"]),
+        shuffled=bool(numbers["bpreshuffle"]),
+        bias=bool(numbers["bias"]),
+        prefetch=numbers["pf"],
+        layout=layout,
+        grid=grid,
+        lds=numbers["lds"],
+        threads=numbers["threads"],
+        others={s: values[c] for s, c in zip(spelled, columns, strict=True) if c in values},
+    )

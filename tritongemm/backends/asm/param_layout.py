@@ -35,8 +35,17 @@ class Layout:
 
 
 _OPERANDS: tuple[str, ...] = (
-    "c", "c_in", "a", "b", "alpha", "beta", "stride_c0", "stride_c1", "stride_c_in0", "stride_c_in1",
-)  # fmt: skip
+    "c",
+    "c_in",
+    "a",
+    "b",
+    "alpha",
+    "beta",
+    "stride_c0",
+    "stride_c1",
+    "stride_c_in0",
+    "stride_c_in1",
+)
 _OPERANDS += ("stride_a0", "stride_a1", "stride_b0", "stride_b1", "m", "n", "k")
 _SCALED = ("c", "a", "b", "scale_a", "scale_b", "bias", "m", "n", "k", "lda", "ldb", "ldc", "split_k")
 

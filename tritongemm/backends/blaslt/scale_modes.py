@@ -17,9 +17,12 @@ from tritongemm.core.target import Target
 
 # Names of `hip_ext.blaslt.tables`, of the library's A and of its B.
 _MODES = {
-    "": ("scalar", "scalar"), "tensor": ("scalar", "scalar"), "row": ("outer_vec", "outer_vec"),
-    "block": ("blk128x128", "vec128"), "group": ("vec128", "vec128"),
-}  # fmt: skip
+    "": ("scalar", "scalar"),
+    "tensor": ("scalar", "scalar"),
+    "row": ("outer_vec", "outer_vec"),
+    "block": ("blk128x128", "vec128"),
+    "group": ("vec128", "vec128"),
+}
 _SHUFFLED = {"e8m0_32x8": "blk32_ue8m0_swizzled"}  # orders of e8m0 factors that it reads
 _BLOCK_GROUPS = 4  # multiple to which groups along K are padded in factors of 128 x 128
 _ALIGNED_FACTORS = 4  # multiple at which factors of 1 x 128 of a group along K begin (16 bytes)

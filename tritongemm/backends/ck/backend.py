@@ -120,11 +120,15 @@ class CkBackend(KernelBackend):
         folders, compiler = _headers(), hip_compiler.compiler(target.name)
         options = [*_OPTIONS, *(["-DCK_USE_OCP_FP8=1"] if target.fp8 == "fn" else [])]
         identity = {
-            "backend": "ck", "arch": target.name, "lds": target.lds_bytes, "source": source(config, problem),
-            "options": options, "compiler": compiler.version,
+            "backend": "ck",
+            "arch": target.name,
+            "lds": target.lds_bytes,
+            "source": source(config, problem),
+            "options": options,
+            "compiler": compiler.version,
             "headers": _cpp_instances.fingerprint(folders[0] / _HEADER, folders[-1] / "ck/config.h"),
             "parameters": _parameters(problem),
-        }  # fmt: skip
+        }
         return CompileJob(config, identity, {"folders": [str(f) for f in folders]})
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:

@@ -126,11 +126,15 @@ def _plain_shape(config: Config, problem: Problem) -> dict[str, Any]:
     repeats = m // (wave_m * xdl), n // (wave_n * xdl)
     shuffle = 2 if repeats[1] % 2 == 0 else 1
     return {
-        "tile": config.tile, "threads": threads, "xdl": xdl, "repeats": repeats, "shuffle": shuffle,
+        "tile": config.tile,
+        "threads": threads,
+        "xdl": xdl,
+        "repeats": repeats,
+        "shuffle": shuffle,
         "a": a | {"layout": "Row" if problem.a.row_major else "Col"},
         "b": b | {"layout": "Row" if problem.b.row_major else "Col"},
         "c": result(problem, threads, wave_m * xdl, wave_n * xdl * shuffle),
-    }  # fmt: skip
+    }
 
 
 def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
@@ -148,11 +152,18 @@ def _mx_shape(config: Config, problem: Problem) -> dict[str, Any]:
         raise Misfit(f"K {problem.k} must be a multiple of {k}, that of {_MX_DEPTH}, and N {problem.n} of {_MX_SIDE}")
     sides = [operand(x, b, k // 2, True, problem.k // 2, 1, threads) for x, b in (("A", m), ("B", n))]
     return {
-        "tile": (m, n, k // 2), "threads": threads, "xdl": 16, "repeats": (m // (wave_m * 16), n // (wave_n * 16)),
-        "group": 32, "a": sides[0] | {"layout": "Row"}, "b": sides[1] | {"layout": "Col"},
-        "c": result(problem, threads, wave_m * _MX_SIDE, wave_n * _MX_SIDE), "padding": "Default",
-        "schedule": "Intrawave", "pipeline": config.option("pipeline", 1),
-    }  # fmt: skip
+        "tile": (m, n, k // 2),
+        "threads": threads,
+        "xdl": 16,
+        "repeats": (m // (wave_m * 16), n // (wave_n * 16)),
+        "group": 32,
+        "a": sides[0] | {"layout": "Row"},
+        "b": sides[1] | {"layout": "Col"},
+        "c": result(problem, threads, wave_m * _MX_SIDE, wave_n * _MX_SIDE),
+        "padding": "Default",
+        "schedule": "Intrawave",
+        "pipeline": config.option("pipeline", 1),
+    }
 
 
 def result(problem: Problem, threads: int, high: int, wide: int) -> dict[str, Any]:
@@ -250,6 +261,12 @@ def _bank(config: Config, problem: Problem, target: Target) -> str | None:
 
 
 RULES = (
-    Rule("pipeline", _loops), Rule("scratch", _arrays), Rule("interwave", _waves), Rule("split", _split),
-    Rule("lds", _lds), Rule("accumulators", _accumulators), Rule("instruction", _bank), Rule("threads", _divides),
-)  # fmt: skip
+    Rule("pipeline", _loops),
+    Rule("scratch", _arrays),
+    Rule("interwave", _waves),
+    Rule("split", _split),
+    Rule("lds", _lds),
+    Rule("accumulators", _accumulators),
+    Rule("instruction", _bank),
+    Rule("threads", _divides),
+)

@@ -34,8 +34,11 @@ TEMPLATES = {  # mainloop, epilogue, scheduler
 }
 _HEADER = "cutlass/gemm/collective/collective_builder.hpp"
 _TYPES = {
-    "bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t", "fp32": "float", "fp8e4m3fn": "cutlass::float_e4m3_t",
-}  # fmt: skip
+    "bf16": "cutlass::bfloat16_t",
+    "fp16": "cutlass::half_t",
+    "fp32": "float",
+    "fp8e4m3fn": "cutlass::float_e4m3_t",
+}
 _OUTPUTS = {"bf16": ("bf16", "fp32"), "fp16": ("fp16", "fp32"), "fp8e4m3fn": ("bf16", "fp16")}
 _ALIGN = 16  # bytes: what the tensor memory accelerator wants of every row
 _RUN_TIME = ("split_k", "group_m", "raster")
@@ -46,10 +49,13 @@ _OPTIONS = (
     "-diag-suppress", "20013,20015,20012",
 )  # fmt: skip
 _PARAMETERS = [
-    *((n, "pointer") for n in ("a", "b", "c")), *((n, "i32") for n in ("M", "N", "K", "lda", "ldb", "ldc", "splits")),
-    ("workspace", "pointer"), ("stream", "pointer"), ("workspace_bytes", "i64"),
+    *((n, "pointer") for n in ("a", "b", "c")),
+    *((n, "i32") for n in ("M", "N", "K", "lda", "ldb", "ldc", "splits")),
+    ("workspace", "pointer"),
+    ("stream", "pointer"),
+    ("workspace_bytes", "i64"),
     *((n, "i32") for n in ("sm_count", "swizzle", "raster")),
-]  # fmt: skip
+]
 
 
 class CutlassBackend(KernelBackend):
@@ -97,11 +103,15 @@ class CutlassBackend(KernelBackend):
     def _compile_job(self, config: Config, problem: Problem, target: Target, inputs: BuildInputs) -> CompileJob:
         include = _headers()
         identity = {
-            "backend": "cutlass", "arch": target.name, "lds": target.lds_bytes,
-            "source": source(config, problem, target), "options": list(_OPTIONS), "compiler": _version(),
+            "backend": "cutlass",
+            "arch": target.name,
+            "lds": target.lds_bytes,
+            "source": source(config, problem, target),
+            "options": list(_OPTIONS),
+            "compiler": _version(),
             "headers": _cpp_instances.fingerprint(include / _HEADER, include / "cutlass/version.h"),
             "parameters": _parameters(problem),
-        }  # fmt: skip
+        }
         return CompileJob(config, identity, {"include": str(include)})
 
     def _compile(self, job: CompileJob) -> tuple[Artifact, bytes, str]:
@@ -130,9 +140,12 @@ class CutlassBackend(KernelBackend):
         config = artifact.config
         workspace = _workspace(config, problem) if _shares_tiles(config) else 0
         numbers = _cpp_instances.leading(problem) | {
-            "splits": config.split_k, "workspace_bytes": workspace, "sm_count": target.compute_units,
-            "swizzle": config.group_m, "raster": config.option("raster"),
-        }  # fmt: skip
+            "splits": config.split_k,
+            "workspace_bytes": workspace,
+            "sm_count": target.compute_units,
+            "swizzle": config.group_m,
+            "raster": config.option("raster"),
+        }
         return _cpp_instances.host_call(artifact, numbers)
 
 

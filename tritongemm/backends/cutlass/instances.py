@@ -113,6 +113,12 @@ def preference(config: Config) -> tuple[int, ...]:
 
 
 RULES = (
-    Rule("warp_groups", _groups), Rule("swap_ab", _swap), Rule("accumulators", _accumulators), Rule("alone", _alone),
-    Rule("stages", _stages), Rule("narrow", _narrow), Rule("cluster", _cluster), Rule("swizzle", _swizzle),
-)  # fmt: skip
+    Rule("warp_groups", _groups),
+    Rule("swap_ab", _swap),
+    Rule("accumulators", _accumulators),
+    Rule("alone", _alone),
+    Rule("stages", _stages),
+    Rule("narrow", _narrow),
+    Rule("cluster", _cluster),
+    Rule("swizzle", _swizzle),
+)

@@ -67,8 +67,12 @@ class SglangBackend(_server_kernels.ServerBackend):
         launch, device = _server_kernels.find(*_EXPERTS), operands["a"].device
         blocks = _expert_blocks.aligned(operands["offsets"], problem.m, config.block_m)
         given = _server_kernels.expert_arguments(problem, operands, config) | {
-            "bias": None, "B_zp": None, "topk_weights": torch.ones((problem.m, 1), device=device),
+            "bias": None,
+            "B_zp": None,
+            "topk_weights": torch.ones((problem.m, 1), device=device),
             "topk_ids": _expert_blocks.experts_of_rows(operands["offsets"], problem.m).unsqueeze(1),
-            "sorted_token_ids": blocks.rows, "expert_ids": blocks.experts, "num_tokens_post_padded": blocks.used,
-        }  # fmt: skip
+            "sorted_token_ids": blocks.rows,
+            "expert_ids": blocks.experts,
+            "num_tokens_post_padded": blocks.used,
+        }
         return partial(launch, **_server_kernels.bound(launch, given))

@@ -182,12 +182,22 @@ class TritonBackend(SearchedBackend):
         known = divisors(problem)
         depth = lcm(known.get("K", 1), config.block_k if problem.k % config.block_k == 0 else 1)
         return {
-            "knl_name": launch.symbol, "tile_m": config.block_m, "tile_n": config.block_n, "subK": config.block_k,
-            "bias": int(problem.bias == "n"), "layout": " ".join(order), "grid": "mn,k", "lds": launch.shared,
-            "threads": launch.block[0], "split": config.split_k, "group_m": config.group_m, "dtypes": problem.dtypes,
-            "trans": problem.layout, "multiple": f"{known.get('M', 1)}/{known.get('N', 1)}/{depth}",
+            "knl_name": launch.symbol,
+            "tile_m": config.block_m,
+            "tile_n": config.block_n,
+            "subK": config.block_k,
+            "bias": int(problem.bias == "n"),
+            "layout": " ".join(order),
+            "grid": "mn,k",
+            "lds": launch.shared,
+            "threads": launch.block[0],
+            "split": config.split_k,
+            "group_m": config.group_m,
+            "dtypes": problem.dtypes,
+            "trans": problem.layout,
+            "multiple": f"{known.get('M', 1)}/{known.get('N', 1)}/{depth}",
             "small": " ".join(p.removesuffix("_ptr") for p in small(config, problem, target)),
-        }  # fmt: skip
+        }
 
 
 def strides(problem: Problem) -> tuple[int, int, int]:

@@ -42,7 +42,15 @@ def make_launch(
             "this version of Triton passes arguments in a way this backend does not know"
         )
     return Launch(
-        path=built.path, symbol=built.symbol, grid=grid, block=(built.threads, 1, 1),
-        shared=built.launch["dynamic_shared"], params=every, buffers=tuple(buffers), cluster=cluster, at=tuple(offsets),
-        overlap=overlap, sha256=built.sha256,
-    )  # fmt: skip
+        path=built.path,
+        symbol=built.symbol,
+        grid=grid,
+        block=(built.threads, 1, 1),
+        shared=built.launch["dynamic_shared"],
+        params=every,
+        buffers=tuple(buffers),
+        cluster=cluster,
+        at=tuple(offsets),
+        overlap=overlap,
+        sha256=built.sha256,
+    )

@@ -57,9 +57,15 @@ class LibraryKernel(CodeObject):
         launches = launch_values.table_from_json(data["launches"], data["object"])
         strides = launch_values.places_from_json(data["strides"], launches.launch) if "strides" in data else None
         return cls(
-            sha256=data["object"], suffix=data["suffix"], size=data["bytes"], source=data["source"],
-            toolchain=data["toolchain"], tf32=data["tf32"], launches=launches, strides=strides,
-        )  # fmt: skip
+            sha256=data["object"],
+            suffix=data["suffix"],
+            size=data["bytes"],
+            source=data["source"],
+            toolchain=data["toolchain"],
+            tf32=data["tf32"],
+            launches=launches,
+            strides=strides,
+        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,12 @@ class LibraryHelper(CodeObject):
         values = opened(data)
         require_all("a helper kernel", values, _KINDS)
         return cls(
-            sha256=values["object"], suffix=values["suffix"], size=values["bytes"], kernel=values["name"],
-            target=values["target"], asked=values["asked"], toolchain=values["toolchain"],
+            sha256=values["object"],
+            suffix=values["suffix"],
+            size=values["bytes"],
+            kernel=values["name"],
+            target=values["target"],
+            asked=values["asked"],
+            toolchain=values["toolchain"],
             launch=launch_values.launch_from_json(values["launch"], values["object"]),
-        )  # fmt: skip
+        )

@@ -27,11 +27,17 @@ _CODES = ("stride", "elem_type", "elem_size", "swizzle")
 _NUMBER = integer(-_MOST_NUMBER, _MOST_NUMBER)
 _SYMBOL = FieldKind("the name of a kernel", lambda v: TEXT.holds(v) and 0 < len(v) <= _LONGEST_SYMBOL)
 _LAUNCH_KINDS = {
-    "symbol": _SYMBOL, "grid": list_of(integer(1, MOST_PROGRAMS[0]), 3), "block": list_of(integer(1, _MOST_THREADS), 3),
-    "shared": integer(0, _MOST_SHARED), "cluster": integer(1, _MOST_CLUSTER), "overlap": FLAG,
-    "at": list_of(integer(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS), "params": list_of(MAP, most=_MOST_PARAMS),
-    "buffers": map_of(integer(1, _MOST_BYTES), _MOST_PARAMS), "zeroed": map_of(integer(1, _MOST_BYTES), _MOST_PARAMS),
-}  # fmt: skip
+    "symbol": _SYMBOL,
+    "grid": list_of(integer(1, MOST_PROGRAMS[0]), 3),
+    "block": list_of(integer(1, _MOST_THREADS), 3),
+    "shared": integer(0, _MOST_SHARED),
+    "cluster": integer(1, _MOST_CLUSTER),
+    "overlap": FLAG,
+    "at": list_of(integer(0, _MOST_BLOCK_BYTES), most=_MOST_PARAMS),
+    "params": list_of(MAP, most=_MOST_PARAMS),
+    "buffers": map_of(integer(1, _MOST_BYTES), _MOST_PARAMS),
+    "zeroed": map_of(integer(1, _MOST_BYTES), _MOST_PARAMS),
+}
 _TABLE_KINDS = {
     "low": integer(1, MOST),
     "high": integer(1, MOST),
@@ -57,12 +63,17 @@ def table_to_json(table: LaunchTable) -> dict[str, Any]:
 def launch_to_json(launch: Launch) -> dict[str, Any]:
     """Return a launch as JSON values; the code object is named beside it."""
     return {
-        "symbol": launch.symbol, "grid": list(launch.grid), "block": list(launch.block), "shared": launch.shared,
-        "cluster": launch.cluster, "overlap": launch.overlap, "at": launch.offsets(),
+        "symbol": launch.symbol,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "shared": launch.shared,
+        "cluster": launch.cluster,
+        "overlap": launch.overlap,
+        "at": launch.offsets(),
         "params": [_param_to_json(param) for param in launch.params],
         "buffers": {buffer.name: buffer.bytes for buffer in launch.buffers},
         "zeroed": {buffer.name: buffer.bytes for buffer in launch.zeroed},
-    }  # fmt: skip
+    }
 
 
 def places_to_json(strides: StridePlaces) -> dict[str, Any]:

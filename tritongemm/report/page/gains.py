@@ -87,14 +87,18 @@ def draw_uplift(data: ReportData) -> Figure:
     ours = theirs + sum(gains.values())
     names = ["library", *(plain(product) for product, _ in shown), "tuned"]
     trace = {
-        "type": "waterfall", "orientation": "h", "y": names,
+        "type": "waterfall",
+        "orientation": "h",
+        "y": names,
         "x": [number(theirs * 1e3), *(number(gain * 1e3) for _, gain in shown), number(ours * 1e3)],
         "measure": ["absolute", *("relative" for _ in shown), "total"],
         "text": ["100 %", *(f"{gain / theirs:+.2%}" for _, gain in shown), f"{ours / theirs:.1%}"],
         "hovertemplate": "%{y}<br>%{x:.4g} ms<br>%{text} of the library's time<extra></extra>",
-        "decreasing": {"marker": {"color": OURS}}, "increasing": {"marker": {"color": WORSE}},
-        "totals": {"marker": {"color": FLOOR}}, "connector": {"line": EDGE},
-    }  # fmt: skip
+        "decreasing": {"marker": {"color": OURS}},
+        "increasing": {"marker": {"color": WORSE}},
+        "totals": {"marker": {"color": FLOOR}},
+        "connector": {"line": EDGE},
+    }
     levels = list(accumulate((gain for _, gain in shown), initial=theirs))
     layout = {
         "xaxis": axis("ms of all calls", range=[number(min(levels) * 0.9e3), number(max(levels) * 1.02e3)]),

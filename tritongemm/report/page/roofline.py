@@ -69,8 +69,12 @@ def _roofs(data: ReportData, records: Sequence[Record]) -> list[dict[str, Any]]:
             continue
         xs = sorted({min(intensities) / 2, knee, max(max(intensities) * 2, knee)})
         lines[name] = {
-            "type": "scatter", "mode": "lines", "name": name,
-            "line": {"color": FLOOR, "width": 1, "dash": "dot" if lines else "solid"}, "x": [number(x) for x in xs],
-            "y": [number(min(rate, x * target.hbm_gbps / 1e3)) for x in xs], "hoverinfo": "name",
-        }  # fmt: skip
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "line": {"color": FLOOR, "width": 1, "dash": "dot" if lines else "solid"},
+            "x": [number(x) for x in xs],
+            "y": [number(min(rate, x * target.hbm_gbps / 1e3)) for x in xs],
+            "hoverinfo": "name",
+        }
     return list(lines.values())

@@ -102,11 +102,14 @@ def draw(data: ReportData) -> Figure:
 def _lines(curves: Iterable[tuple[str, QualityCurve]]) -> Iterable[Mapping[str, Any]]:
     for place, (name, curve) in enumerate(curves):
         yield {
-            "type": "scatter", "mode": "lines", "name": plain(name),
+            "type": "scatter",
+            "mode": "lines",
+            "name": plain(name),
             "line": {"shape": "hv", "color": COLOURS[place % len(COLOURS)], "width": 2},
-            "x": [number(passed) for passed, _ in curve.points], "y": [number(quality) for _, quality in curve.points],
+            "x": [number(passed) for passed, _ in curve.points],
+            "y": [number(quality) for _, quality in curve.points],
             "hovertemplate": "%{y:.2%} after %{x:.4g} s",
-        }  # fmt: skip
+        }
 
 
 _LEAST_STEP = 2e-4  # of quality between two points of a curve, which is drawn

@@ -137,11 +137,16 @@ def features(
     waves, settings = demand.tiles * split / target.compute_units, _settings(configs, templates)
     rows = len(demand.seconds)
     derived = [
-        np.log2(waves), waves / np.ceil(waves), np.log2(np.maximum(1, demand.resident)), np.log2(demand.registers),
-        demand.from_lds, np.log2(np.maximum(1, demand.stages - 1) * demand.traffic * np.maximum(1, demand.resident)),
-        np.log2(np.ceil(demand.loop / split)), np.full(rows, problem.a.type.width),
+        np.log2(waves),
+        waves / np.ceil(waves),
+        np.log2(np.maximum(1, demand.resident)),
+        np.log2(demand.registers),
+        demand.from_lds,
+        np.log2(np.maximum(1, demand.stages - 1) * demand.traffic * np.maximum(1, demand.resident)),
+        np.log2(np.ceil(demand.loop / split)),
+        np.full(rows, problem.a.type.width),
         np.full(rows, float(problem.scale_depth > 0)),
-    ]  # fmt: skip
+    ]
     shares = np.log(np.maximum(LEAST_SHARE, demand.terms[:, : len(SHARES)] / demand.seconds[:, None]))
     if min(problem.m, problem.n) > AHEAD_ROWS:
         settings[:, OPTIONS.index("ahead")] = 0

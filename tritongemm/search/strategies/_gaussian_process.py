@@ -29,12 +29,17 @@ def features(kept: CandidateSet, expected: Predictions, problem: Problem, target
     waves = tiles * split / target.compute_units
     loop = np.ceil(problem.k / block_k / split)
     derived = [
-        np.log2(waves), np.log2(np.ceil(waves)), waves / np.ceil(waves), np.log2(loop),
+        np.log2(waves),
+        np.log2(np.ceil(waves)),
+        waves / np.ceil(waves),
+        np.log2(loop),
         np.log2(loop * np.maximum(1, waves)),
         np.log2((block_m * problem.a.type.width + block_n * problem.b.type.width) * block_k * stages),
-        np.log2(block_m * block_n / warps), np.log2(block_m * block_n), np.log2(block_m / block_n),
+        np.log2(block_m * block_n / warps),
+        np.log2(block_m * block_n),
+        np.log2(block_m / block_n),
         np.log2(block_m * block_n / (block_m + block_n)),
-    ]  # fmt: skip
+    ]
     shares = expected.terms / expected.seconds[:, None]
     return np.hstack([np.log2(kept.axes), np.stack(derived, axis=1), kept.settings, kept.membership, shares])
 

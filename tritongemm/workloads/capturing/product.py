@@ -204,11 +204,20 @@ def _grouped_left_out(operation: str, a: Tensor, b: Tensor) -> Product:
 
 
 BASIC: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], Product | None]] = {
-    "mm": _of_two, "bmm": _of_two, "_int_mm": _of_two, "addmm": _of_sum, "baddbmm": _of_sum, "_scaled_mm": _of_scaled,
-    "_scaled_mm_v2": _of_recipe, "mv": _of_vector, "dot": _of_vector, "vdot": _of_vector, "_grouped_mm": _of_groups,
+    "mm": _of_two,
+    "bmm": _of_two,
+    "_int_mm": _of_two,
+    "addmm": _of_sum,
+    "baddbmm": _of_sum,
+    "_scaled_mm": _of_scaled,
+    "_scaled_mm_v2": _of_recipe,
+    "mv": _of_vector,
+    "dot": _of_vector,
+    "vdot": _of_vector,
+    "_grouped_mm": _of_groups,
     "_scaled_grouped_mm": _of_scaled_groups,
     "_scaled_grouped_mm_v2": lambda operation, args, kwargs: _grouped_left_out(operation, *args[:2]),
-}  # fmt: skip
+}
 
 
 def of_matrices(

@@ -113,7 +113,8 @@ def atomic_write(path: Path, text: str | bytes, advice: str = ADVICE) -> None:
     """
     new = _unfinished(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        # A temporary folder that is gone stays gone: after Ctrl-C a thread that goes on would make it again.
+        path.parent.mkdir(parents=not is_temporary(path), exist_ok=True)
         mode = _mode(path)
         if mode is not None and (fault := _fault(mode)):
             raise OutputError(f"{path} {fault}; {advice}")

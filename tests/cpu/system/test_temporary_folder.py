@@ -12,6 +12,7 @@ from tests.support import ROOT
 from tests.support.nouns import Patch, each
 from tritongemm.core.errors import OutputError
 from tritongemm.system import temporary_folder
+from tritongemm.system.files import atomic_write
 from tritongemm.system.temporary_folder import TemporaryFolder, sweep
 
 
@@ -85,6 +86,14 @@ def test_a_folder_that_a_sweep_took_before_its_lock_is_made_again(place: Path, m
     monkeypatch.setattr(before, late)
     with TemporaryFolder() as folder:
         assert folder.is_dir() and len(list(place.iterdir())) == 1 and len(swept) > 1
+
+
+def test_a_file_for_a_folder_that_is_removed_does_not_make_it_again(place: Path) -> None:
+    with TemporaryFolder() as path:
+        atomic_write(path / "one" / "first", "")
+    with pytest.raises(OutputError, match="No such file"):
+        atomic_write(path / "second", "")
+    assert not any(place.iterdir())
 
 
 def test_no_place_for_temporary_files_is_reported(place: Path) -> None:
